@@ -1,0 +1,1 @@
+"""Data that lives in the repository, and the programs that wrote it."""
