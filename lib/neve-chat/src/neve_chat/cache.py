@@ -1,0 +1,176 @@
+"""
+Writes Levanter's TreeCache: what `levanter.store.cache.TreeCache.load` opens unmodified.
+
+Layout of one split (consolidated): `<field>/data` with all rows joined, `<field>/offsets` with the number
+of rows and then each row's end, both zarr3; `shard_ledger.json` last, which makes the cache complete.
+
+The arrays differ from Levanter's own in one number: a chunk file holds 2**24 elements instead of 2**27,
+so that each is written once, whole, from a buffer of 64 MiB; Levanter's size needs either half a
+gigabyte of buffer for each field or a rewrite of the file at every flush. Readers take it from zarr.json.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from neve import storage
+
+__all__ = ["TreeCacheWriter"]
+
+_INNER_CHUNK = 262_144
+_CHUNK = 64 * _INNER_CHUNK
+_UNBOUNDED = 2**54
+_FIELDS = ("input_ids", "assistant_masks")
+
+
+class TreeCacheWriter:
+    """
+    Writes one split. Use as a context manager: after an exception no ledger appears.
+    """
+
+    def __init__(
+        self, output_path: str, *, scratch: Path, preprocessor_metadata: dict[str, Any]
+    ) -> None:
+        """
+        Args:
+            output_path: folder of the split.
+            scratch: empty local folder; holds at most a few chunk files of a remote cache.
+            preprocessor_metadata: what Levanter's processor would report, compared when it loads.
+        """
+        self._output_path = output_path
+        self._metadata = preprocessor_metadata
+        is_local = storage.is_local(output_path)
+        self._local = Path(storage.local_path(output_path)) if is_local else scratch
+        self._is_local = is_local
+        self._local.mkdir(parents=True, exist_ok=True)
+        self._columns = {name: _Column(self._local / name / "data", "int32") for name in _FIELDS}
+        self._ends = array("q")  # 8 bytes a row; element 0 of the file is known only at the end
+        self.num_tokens = 0
+
+    @property
+    def num_rows(self) -> int:
+        """
+        Rows written so far.
+        """
+        return len(self._ends)
+
+    def append(self, input_ids: np.ndarray, assistant_masks: np.ndarray) -> None:
+        """
+        Add one row.
+
+        Args:
+            input_ids: int32[token].
+            assistant_masks: int32[token], 0 or 1.
+        """
+        assert len(input_ids) == len(assistant_masks)
+        is_full = self._columns["input_ids"].append(input_ids)
+        self._columns["assistant_masks"].append(assistant_masks)
+        self.num_tokens += len(input_ids)
+        self._ends.append(self.num_tokens)
+        if is_full:
+            self._publish()
+
+    def finish(self) -> None:
+        """
+        Write what is buffered, the offsets, `.stats.json` and, last, the ledger.
+        """
+        offsets = np.concatenate(
+            [[self.num_rows], np.frombuffer(self._ends, dtype=np.int64)]
+        ).astype(np.int64)
+        for name, column in self._columns.items():
+            column.flush()
+            store = _open(self._local / name / "offsets", "int64")
+            store[: len(offsets)].write(offsets).result()
+        self._publish()
+        counts = {name: self.num_tokens for name in _FIELDS}
+        stats = {"total_tokens": self.num_tokens, "total_elements": self.num_rows}
+        storage.write_json(storage.join(self._output_path, ".stats.json"), stats)
+        ledger = {
+            "total_num_rows": self.num_rows,
+            "shard_rows": {"": self.num_rows},
+            "is_finished": True,
+            "finished_shards": [""],
+            "field_counts": counts,
+            "field_counts_by_shard": {"": counts},
+            "layout": "consolidated",
+            "metadata": {"preprocessor_metadata": self._metadata},
+        }
+        storage.write_json(storage.join(self._output_path, "shard_ledger.json"), ledger)
+
+    def _publish(self) -> None:
+        """
+        Move finished files of a remote cache to where they belong.
+        """
+        if self._is_local:
+            return
+        for path in sorted(self._local.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(self._local).as_posix()
+                storage.upload_file(path, storage.join(self._output_path, name))
+                if path.name != "zarr.json":
+                    path.unlink()
+
+    def __enter__(self) -> TreeCacheWriter:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            self.finish()
+
+
+class _Column:
+    """
+    One 1-D array that grows; written in whole chunks.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._store = _open(path, dtype)
+        self._buffer = np.zeros(_CHUNK, dtype=dtype)
+        self._filled = 0
+        self._written = 0
+
+    def append(self, values: np.ndarray) -> bool:
+        """
+        Add values; True if a chunk was written.
+        """
+        has_written = False
+        while len(values):
+            part = values[: _CHUNK - self._filled]
+            self._buffer[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            values = values[len(part) :]
+            if self._filled == _CHUNK:
+                self.flush()
+                has_written = True
+        return has_written
+
+    def flush(self) -> None:
+        """
+        Write what is buffered. Only the last chunk may be partial.
+        """
+        if self._filled:
+            end = self._written + self._filled
+            self._store[self._written : end].write(self._buffer[: self._filled]).result()
+            self._written, self._filled = end, 0
+
+
+def _open(path: Path, dtype: str) -> Any:
+    blosc = {"cname": "zstd", "clevel": 1, "shuffle": "shuffle"}
+    inner = {"chunk_shape": [_INNER_CHUNK], "codecs": [{"name": "blosc", "configuration": blosc}]}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "metadata": {
+            "shape": [_UNBOUNDED],
+            "data_type": dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [_CHUNK]}},
+            "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+        },
+        # Two threads compress; more would only hold more copies of a chunk.
+        "context": {"cache_pool": {"total_bytes_limit": 0}, "data_copy_concurrency": {"limit": 2}},
+    }
+    return ts.open(spec, create=True, delete_existing=True).result()

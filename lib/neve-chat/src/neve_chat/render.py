@@ -1,0 +1,170 @@
+"""
+Conversations to text, with the character spans that are trained.
+
+The environment is the one transformers gives a chat template, so text and masks are equal to
+`apply_chat_template`: sandboxed, trimmed blocks, loop controls, JSON neither sorted nor escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+
+from neve_chat.errors import ChatInputError
+
+__all__ = ["ChatRenderer", "Rendered", "TemplateRefusal"]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """
+    One conversation as the model sees it.
+    """
+
+    text: str
+    """The whole rendered conversation."""
+    spans: tuple[tuple[int, int], ...]
+    """Half-open character ranges of text that are trained, in order, never empty."""
+
+
+class TemplateRefusal(Exception):
+    """
+    The template raised while it rendered one conversation: a property of that row.
+    """
+
+
+class _GenerationTracker(jinja2.ext.Extension):
+    """
+    Notes where each generation block starts and ends in the text rendered so far.
+    """
+
+    tags = {"generation"}
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.num_chars = 0
+        self.spans: list[tuple[int, str]] = []
+        environment.extend(generation_tracker=self)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    def _note(self, caller: jinja2.runtime.Macro) -> str:
+        written = caller()
+        self.spans.append((self.num_chars, written))
+        return written
+
+
+class ChatRenderer:
+    """
+    A compiled chat template with the special tokens it may name. Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = "template",
+    ) -> None:
+        """
+        Args:
+            template: Jinja source.
+            special_tokens: variables such as bos_token and eos_token, as text.
+            name: what to call the template in messages.
+
+        Raises:
+            ChatInputError: the template is not valid Jinja; with the line.
+        """
+        self._name = name
+        self._special_tokens = dict(special_tokens or {})
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTracker, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._tracker: _GenerationTracker = environment.generation_tracker  # type: ignore[attr-defined]
+        try:
+            self._template = environment.from_string(template)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatInputError(
+                f"template {name!r} line {error.lineno}: must be valid Jinja, got: {error.message}. Correct that line."
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> Rendered:
+        """
+        The conversation as text with its trained spans.
+
+        Args:
+            messages: canonical messages, in order.
+            tools: JSON signatures of the functions the assistant may call.
+            add_generation_prompt: end with an open assistant header.
+            kwargs: further variables of the template (enable_thinking, ...).
+
+        Raises:
+            TemplateRefusal: the template raised on this conversation.
+            ChatInputError: a generation block sits where its position cannot be known.
+        """
+        tracker = self._tracker
+        tracker.num_chars, tracker.spans = 0, []
+        pieces: list[str] = []
+        try:
+            for piece in self._template.generate(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, **kwargs},
+            ):
+                pieces.append(piece)
+                tracker.num_chars += len(piece)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
+        text = "".join(pieces)
+        for start, written in tracker.spans:
+            if not text.startswith(written, start):
+                raise ChatInputError(
+                    f"template {self._name!r}: a generation block must stand in the main text, got one inside a "
+                    "macro, filter or set block. Move it out, or its loss mask would be wrong."
+                )
+        return Rendered(
+            text, tuple((start, start + len(part)) for start, part in tracker.spans if part)
+        )
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,90 @@
+"""
+Step: canonical conversations to Levanter token caches with loss masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neve_chat.errors import ChatInputError
+from neve_chat.templates import check_generation_marks
+
+__all__ = ["TokenizeChatConfig", "tokenize_chat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeChatConfig:
+    """
+    Conversations, tokenizer and template.
+    """
+
+    input: Any
+    """Output of transform_conversations: a path, or that step."""
+    tokenizer: Any
+    """Folder with tokenizer.json and tokenizer_config.json: a path, or the step that fetches it."""
+    template: str
+    """Jinja text of the chat template, as load_template(...).text gives it."""
+    template_name: Any = "template"
+    """What to call the template in messages; wrap it in unhashed(), only the text bears identity."""
+    validation_fraction: float = 0.0
+    """Share of the conversations held out for validation by the hash of their id, 0 to < 1."""
+    train_turns: str = "all"
+    """all: every assistant turn is trained; last: only the last one of each conversation."""
+    max_rejected_fraction: float = 0.05
+    """Share of refused conversations above which the step fails, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        check_generation_marks(
+            str(getattr(self.template_name, "value", self.template_name)), self.template
+        )
+        if not 0 <= self.validation_fraction < 1:
+            raise ChatInputError(
+                "tokenize: validation_fraction must be at least 0 and below 1, "
+                f"got {self.validation_fraction}. Pass a share of the conversations."
+            )
+        if self.train_turns not in ("all", "last"):
+            raise ChatInputError(
+                f"tokenize: train_turns must be all or last, got {self.train_turns!r}. Pass one of them."
+            )
+
+
+def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any]:
+    """
+    `train/` and, if any, `validation/` below output_path are caches that Levanter opens.
+
+    Returns:
+        Rows, tokens, trained tokens and lengths of each split; baselines; refused rows by reason.
+
+    Raises:
+        ChatInputError: wrong template, tokenizer or data.
+    """
+    from neve import progress
+
+    from neve_chat.tokenization import (
+        TokenizeOptions,
+        tokenize_conversations,
+    )  # lazy: tensorstore, tokenizers
+
+    results = tokenize_conversations(
+        input_path=str(config.input),
+        output_path=output_path,
+        options=TokenizeOptions(
+            tokenizer_path=str(config.tokenizer),
+            template=config.template,
+            template_name=str(config.template_name),
+            validation_fraction=config.validation_fraction,
+            train_turns=config.train_turns,
+            max_rejected_fraction=config.max_rejected_fraction,
+        ),
+        on_progress=lambda done, total, facts: progress.report(done, total, "rows", **facts),
+        on_example=lambda text: progress.message(
+            f"First conversation; only the marked part is trained:\n{text}"
+        ),
+    )
+    train = results["train"]
+    progress.message(
+        f"{train['rows']:,} conversations, {train['tokens']:,} tokens, {train['trained_tokens']:,} of them trained; "
+        f"{results['validation']['rows']:,} conversations held out"
+    )
+    return results
