@@ -1,0 +1,181 @@
+"""From an SFTSpec to its steps, and from a recipe's command line to a run.
+
+    raw -> conversations -> tokenized   (per data set, shared between recipes)
+    tokenizer                           (config and tokenizer files of the model, light)
+    mixture -> weights -> checkpoints -> exports -> samples
+"""
+
+import dataclasses
+import sys
+
+from experiments.sft.overrides import FLAG, apply_overrides
+from experiments.sft.spec import DatasetSpec, SFTSpec
+from neve import ExecutorStep, InputError, Options, Resources, parse_options, run_steps, unhashed
+from steps.export_hf import ExportHfConfig, export_hf
+from steps.generate_samples import GenerateSamplesConfig, generate_samples
+from steps.mix_datasets import MixDatasetsConfig, mix_datasets
+from steps.tokenize_chat import TokenizeChatConfig, load_template, tokenize_chat
+from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
+from steps.transform_conversations import TransformConversationsConfig, transform_conversations
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTSteps:
+    """The steps of a spec, for recipes that go on from them."""
+
+    tokenizer: ExecutorStep
+    """Config and tokenizer files of the base model."""
+
+    weights: ExecutorStep
+    """Base model."""
+
+    conversations: tuple[ExecutorStep, ...]
+    """Canonical conversations per data set."""
+
+    tokenized: tuple[ExecutorStep, ...]
+    """Token caches per data set."""
+
+    mixture: ExecutorStep
+    """Shares, rows and number of train steps."""
+
+    checkpoint: ExecutorStep
+    """Native Levanter checkpoints."""
+
+    export: ExecutorStep
+    """Hugging Face folder."""
+
+    samples: ExecutorStep
+    """Greedy answers before and after training."""
+
+
+def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
+    """Returns the steps of a spec on `accelerator`, which never enters their identity.
+
+    Raises:
+        InputError: Mesh, batch and accelerator don't fit, or the template can't be used.
+    """
+    sizes = check_devices(spec, accelerator)
+    on_accelerator = Resources(accelerator=accelerator)
+    template = load_template(spec.chat_template)
+    tokenizer = spec.model.steps().tokenizer
+    conversations = tuple(_conversations(dataset) for dataset in spec.datasets)
+    tokenized = tuple(
+        _tokenized(spec, dataset, step, tokenizer, template)
+        for dataset, step in zip(spec.datasets, conversations, strict=True)
+    )
+    mixture = ExecutorStep(
+        name=f"mixtures/{spec.name}",
+        fn=mix_datasets,
+        config=MixDatasetsConfig(
+            names=tuple(dataset.name for dataset in spec.datasets),
+            caches=tokenized,
+            weights=tuple(dataset.weight for dataset in spec.datasets),
+            seq_len=spec.seq_len,
+            batch_size=spec.batch_size,
+            num_train_steps=spec.num_train_steps,
+            num_train_epochs=spec.num_train_epochs,
+            long_conversations=spec.long_conversations,
+            model_config=tokenizer,
+        ),
+        outputs=("plan.json",),
+    )
+    # The weights are large: they are only fetched once data and lengths are known to be right.
+    weights = spec.model.steps(after=(mixture,)).weights
+    train_config = TrainSftConfig(
+        model=weights,
+        tokenizer=tokenizer,
+        names=tuple(dataset.name for dataset in spec.datasets),
+        caches=tokenized,
+        weights=tuple(dataset.weight for dataset in spec.datasets),
+        plan=mixture,
+        template_text=template.text,
+        seq_len=spec.seq_len,
+        batch_size=spec.batch_size,
+        packing=spec.packing,
+        optimizer=spec.optimizer,
+        precision=spec.precision,
+        seed=spec.seed,
+        data_seed=spec.data_seed,
+        capacity_factor=spec.capacity_factor,
+        z_loss=spec.z_loss,
+        execution=unhashed(_execution(spec, sizes)),
+    )
+    checkpoint = ExecutorStep(
+        name=f"checkpoints/{spec.name}",
+        fn=train_sft,
+        config=train_config,
+        version=spec.version,
+        resources=on_accelerator,
+        outputs=("checkpoints", "loss.png"),
+        resumable=True,
+    )
+    export = ExecutorStep(
+        name=f"exports/{spec.name}",
+        fn=export_hf,
+        config=ExportHfConfig(
+            checkpoint=checkpoint,
+            model=tokenizer,
+            tokenizer=tokenizer,
+            template_text=template.text,
+            eos_token_ids=spec.model.eos_token_ids,
+        ),
+        resources=on_accelerator,
+        outputs=("config.json", "generation_config.json", "tokenizer.json", "*.safetensors"),
+    )
+    samples = ExecutorStep(
+        name=f"samples/{spec.name}",
+        fn=generate_samples,
+        config=GenerateSamplesConfig(
+            before=weights,
+            after=export,
+            conversations=conversations[0],
+            template_text=template.text,
+            num_samples=spec.num_samples,
+            max_new_tokens=spec.sample_max_tokens,
+            eos_token_ids=spec.model.eos_token_ids,
+        ),
+        resources=on_accelerator,
+        outputs=("samples.json", "samples.txt"),
+    )
+    return SFTSteps(
+        tokenizer=tokenizer,
+        weights=weights,
+        conversations=conversations,
+        tokenized=tokenized,
+        mixture=mixture,
+        checkpoint=checkpoint,
+        export=export,
+        samples=samples,
+    )
+
+
+def _conversations(dataset: DatasetSpec) -> ExecutorStep:
+    return ExecutorStep(
+        name=f"conversations/{dataset.name}",
+        fn=transform_conversations,
+        config=TransformConversationsConfig(
+            input=dataset.source.step(dataset.name),
+            schema=dataset.schema,
+            files=dataset.files,
+            replacements=dataset.replacements,
+            max_rejected_fraction=dataset.max_rejected_fraction,
+        ),
+        outputs=("*.jsonl.zst",),
+    )
+
+
+def _tokenized(
+    spec: SFTSpec, dataset: DatasetSpec, conversations: ExecutorStep, tokenizer: ExecutorStep, template
+) -> ExecutorStep:
+    return ExecutorStep(
+        name=f"tokenized/{dataset.name}",
+        fn=tokenize_chat,
+        config=TokenizeChatConfig(
+            input=conversations,
+            tokenizer=tokenizer,
+            template=template.text,
+            template_name=unhashed(template.name),
+            validation_fraction=spec.validation_fraction,
+        ),
+        outputs=("train", "stats.json"),
+    )

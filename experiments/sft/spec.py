@@ -1,0 +1,268 @@
+"""SFTSpec: everything that a chat fine-tuning recipe chooses.
+
+Every field says its meaning, unit and range, and is checked when the spec is made, before any work. Which
+fields bear identity is the table in docs/reference/sft_spec.md, which a test compares with what really happens.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from experiments.sft.sources import DataSource, HubModel, ModelSource
+from neve import InputError
+from steps.train_sft import OptimizerConfig
+from steps.transform_conversations import ConversationSchema
+
+PACKINGS = ("separate",)
+LONG_CONVERSATIONS = ("drop", "truncate", "error")
+
+
+def _one_if_none(value: float | None) -> float:
+    return 1 if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSpec:
+    """One data set of the mixture."""
+
+    name: str
+    """Names its steps (raw/, conversations/, tokenized/), which other recipes then share."""
+
+    source: DataSource
+    """Where the raw rows come from."""
+
+    schema: ConversationSchema = ConversationSchema()  # noqa: RUF009  frozen
+    """Columns, keys and role values of a conversation."""
+
+    files: tuple[str, ...] = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.json")
+    """Patterns of the source's files that hold conversations; `*` also crosses `/`."""
+
+    replacements: tuple[tuple[str, str], ...] = ()
+    """Pairs (text, replacement) applied to every message, such as think tags to the model's tokens."""
+
+    max_rejected_fraction: float = 0.01
+    """Share of rows that may be rejected before the step fails, 0 to 1."""
+
+    weight: float = 1.0
+    """Share in the mixture relative to the other data sets, above 0."""
+
+    def __post_init__(self) -> None:
+        """Checks name, weight and threshold."""
+        if not self.name:
+            raise InputError("dataset: name must not be empty, got ''. Give it a short name.")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise InputError(
+                f"dataset {self.name!r}: weight must be above 0, got {self.weight}. "
+                "Leave the data set out to train without it."
+            )
+        if not 0 <= self.max_rejected_fraction <= 1:
+            raise InputError(
+                f"dataset {self.name!r}: max_rejected_fraction must be from 0 to 1, got "
+                f"{self.max_rejected_fraction}. 0.01 lets one row in a hundred be rejected."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSpec:
+    """Named axes of the device mesh; one of them may be -1 and takes the devices that are left."""
+
+    replica: int = 1
+    """Copies of the weights, 1 or more, or -1."""
+
+    data: int = 1
+    """Parts of the batch, with the weights sharded over them, 1 or more, or -1."""
+
+    model: int = 1
+    """Parts of each weight matrix (tensor parallel), 1 or more, or -1."""
+
+    context: int = 1
+    """Parts of each sequence, 1 or more, or -1."""
+
+    expert: int = -1
+    """Parts of the experts, which also split the batch, 1 or more, or -1."""
+
+    def sizes(self, num_devices: int) -> dict[str, int]:
+        """Returns the axis sizes on `num_devices` devices.
+
+        Raises:
+            InputError: The axes don't multiply to the number of devices.
+        """
+        axes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fixed = math.prod(size for size in axes.values() if size != -1)
+        if num_devices % fixed or (-1 not in axes.values() and fixed != num_devices):
+            raise InputError(
+                f"mesh: the axes must multiply to the {num_devices} devices of the accelerator, got "
+                f"{' x '.join(f'{name} {size}' for name, size in axes.items())}. "
+                "Change spec.mesh or the accelerator's count."
+            )
+        return {name: num_devices // fixed if size == -1 else size for name, size in axes.items()}
+
+    def __post_init__(self) -> None:
+        """Checks that at most one axis is -1 and none is 0."""
+        axes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        bad = {name: size for name, size in axes.items() if size != -1 and size < 1}
+        if bad or list(axes.values()).count(-1) > 1:
+            raise InputError(
+                f"mesh: every axis must be 1 or more and at most one -1, got {axes}. "
+                "-1 takes the devices that are left."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerSpec:
+    """Where metrics go besides metrics.jsonl; the environment switches it on (WANDB_MODE, WANDB_API_KEY)."""
+
+    project: str = "neve-sft"
+    """Weights & Biases project."""
+
+    tags: tuple[str, ...] = ()
+    """Weights & Biases tags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSpec:
+    """A chat fine-tuning run: model, data, optimizer, lengths. Used by `sft_steps` and `run_sft_cli`."""
+
+    name: str
+    """Names the run's own steps: checkpoints/<name>, exports/<name>, samples/<name>."""
+
+    model: ModelSource
+    """The base model; weights, config and tokenizer come from it."""
+
+    datasets: tuple[DatasetSpec, ...]
+    """Data sets of the mixture, one or more."""
+
+    chat_template: str = "marin"
+    """Name of a registered chat template, or the path of a Jinja file with generation marks."""
+
+    validation_fraction: float = 0.0
+    """Share of each data set held out by a hash of the conversation, 0 to 0.5."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009  frozen
+    """Adam and its learning rate schedule."""
+
+    seq_len: int = 4096
+    """Positions per row, tokens; at most what the model allows."""
+
+    packing: str = "separate"
+    """How conversations fill rows: "separate" puts one into each."""
+
+    long_conversations: str = "drop"
+    """What happens to a conversation longer than seq_len: "drop", "truncate" (its end) or "error"."""
+
+    batch_size: int = 16
+    """Rows per train step over all devices, 1 or more."""
+
+    num_train_steps: int | None = None
+    """Optimizer updates, 1 or more; give this or num_train_epochs."""
+
+    num_train_epochs: float | None = None
+    """Passes over the mixture, above 0; give this or num_train_steps."""
+
+    precision: str = "p=f32,c=bfloat16"
+    """Types of parameters (p) and compute (c), as a jmp policy."""
+
+    seed: int = 0
+    """Seed of training, 0 or more."""
+
+    data_seed: int = 0
+    """Seed of the order of the data, 0 or more."""
+
+    capacity_factor: float = 1.25
+    """Rows that each expert shard accepts over its even share, 1.0 or more; assignments beyond it are dropped."""
+
+    z_loss: float = 0.0
+    """Weight of the z-loss, 0 or more."""
+
+    num_samples: int = 4
+    """Prompts answered greedily before and after training, 1 to 64."""
+
+    sample_max_tokens: int = 256
+    """Longest answer of a sample, tokens, 1 or more."""
+
+    version: str = "1"
+    """Bumped to train again although nothing else changed."""
+
+    mesh: MeshSpec = MeshSpec()  # noqa: RUF009  frozen
+    """Axes of the device mesh. Execution: never part of identity."""
+
+    per_device_batch_size: int | None = None
+    """Rows per device and microbatch; None: the whole share at once. Execution."""
+
+    checkpoint_every_train_steps: int | None = None
+    """Train steps between kept checkpoints; None: only by time and at the end. Execution."""
+
+    checkpoint_every_seconds: int = 900
+    """Seconds between temporary checkpoints, 1 or more. Execution."""
+
+    eval_every_train_steps: int = 100
+    """Train steps between losses on the held-out rows, 1 or more. Execution."""
+
+    tracker: TrackerSpec = TrackerSpec()  # noqa: RUF009  frozen
+    """Weights & Biases project and tags. Execution."""
+
+    def __post_init__(self) -> None:
+        """Checks every field that can be checked without its surroundings."""
+        self._check_names()
+        self._check_numbers()
+        if (self.num_train_steps is None) == (self.num_train_epochs is None):
+            raise InputError(
+                f"spec {self.name!r}: give one of num_train_steps and num_train_epochs, got "
+                f"{self.num_train_steps} and {self.num_train_epochs}. Set the other one to None."
+            )
+
+    def _check_names(self) -> None:
+        if not self.datasets:
+            raise InputError(f"spec {self.name!r}: datasets must not be empty, got (). Add one.")
+        names = [dataset.name for dataset in self.datasets]
+        if len(set(names)) < len(names):
+            raise InputError(
+                f"spec {self.name!r}: dataset names must differ, got {', '.join(names)}. Rename one."
+            )
+        for field, value, allowed in (
+            ("packing", self.packing, PACKINGS),
+            ("long_conversations", self.long_conversations, LONG_CONVERSATIONS),
+        ):
+            if value not in allowed:
+                raise InputError(
+                    f"spec {self.name!r}: {field} must be one of {', '.join(allowed)}, got {value!r}. "
+                    "Pick one of them."
+                )
+
+    def _check_numbers(self) -> None:
+        whole = "a whole number"
+        limits: list[tuple[str, float, float, float, str]] = [
+            ("validation_fraction", self.validation_fraction, 0, 0.5, "a share"),
+            ("seq_len", self.seq_len, 2, 2**24, whole),
+            ("batch_size", self.batch_size, 1, 2**20, whole),
+            ("num_train_steps", _one_if_none(self.num_train_steps), 1, 2**40, whole),
+            ("num_train_epochs", _one_if_none(self.num_train_epochs), 1e-9, 1e6, "a number"),
+            ("seed", self.seed, 0, 2**31 - 1, whole),
+            ("data_seed", self.data_seed, 0, 2**31 - 1, whole),
+            ("capacity_factor", self.capacity_factor, 1.0, 1e6, "a number"),
+            ("z_loss", self.z_loss, 0, 1e6, "a number"),
+            ("num_samples", self.num_samples, 1, 64, whole),
+            ("sample_max_tokens", self.sample_max_tokens, 1, 2**20, whole),
+            ("checkpoint_every_seconds", self.checkpoint_every_seconds, 1, 10**9, whole),
+            ("eval_every_train_steps", self.eval_every_train_steps, 1, 2**40, whole),
+            ("per_device_batch_size", _one_if_none(self.per_device_batch_size), 1, 2**20, whole),
+            ("checkpoint_every_train_steps", _one_if_none(self.checkpoint_every_train_steps), 1, 2**40, whole),
+        ]
+        for field, value, low, high, kind in limits:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or (kind == whole and value != int(value)) or not low <= value <= high:
+                raise InputError(
+                    f"spec {self.name!r}: {field} must be {kind} from {low:g} to {high:g}, got {value!r}. "
+                    f"Change it in the recipe or with --spec.{field}."
+                )
+
+
+__all__ = [
+    "ConversationSchema",
+    "DatasetSpec",
+    "HubModel",
+    "MeshSpec",
+    "OptimizerConfig",
+    "SFTSpec",
+    "TrackerSpec",
+]
