@@ -66,7 +66,7 @@ class ExecutorStep:
     """Frozen dataclass (or plain values); every field bears identity."""
     version: str = "1"
     """Bumped by the author when the meaning of the step changes."""
-    resources: Resources = Resources()  # noqa: RUF009  frozen
+    resources: Resources = Resources()
     """What it needs to run."""
     outputs: tuple[str, ...] = ()
     """Relative paths or globs that must exist and be non-empty afterwards."""
