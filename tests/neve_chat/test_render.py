@@ -1,0 +1,201 @@
+"""
+Rendered text and masks: worked-out values, and parity with transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neve_chat.errors import ChatInputError
+from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
+from neve_chat.templates import load_template
+from neve_chat.tokens import ChatTokenizer
+
+BOS = "<|begin_of_text|>"
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+    {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+
+
+def header(role: str) -> str:
+    return f"<|start_header_id|>{role}<|end_header_id|>\n"
+
+
+def message(role: str, content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def marked(rendered: Rendered) -> str:
+    text = rendered.text
+    for start, end in reversed(rendered.spans):
+        text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"
+    return text
+
+
+def marin() -> ChatRenderer:
+    return ChatRenderer(load_template("marin").text, special_tokens={"bos_token": BOS})
+
+
+TWO_TURNS = [
+    message("system", "S "),
+    message("user", " hi"),
+    message("assistant", " yo "),
+    message("user", "again"),
+    message("assistant", "ok"),
+]
+TOOLS = [
+    message("user", "hi"),
+    message("assistant", tool_calls=CALLS),
+    message("tool", "42", tool_call_id="c1"),
+    message("assistant", "done"),
+]
+VECTORS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
+    (
+        TWO_TURNS,
+        {},
+        f"{BOS}{header('system')}S<|eot_id|>\n{header('user')}hi<|eot_id|>\n{header('assistant')}"
+        f"⟦yo<|eot_id|>⟧{header('user')}again<|eot_id|>\n{header('assistant')}⟦ok<|eot_id|>⟧",
+    ),
+    (
+        [message("user", "hi"), message("assistant", "yo", reasoning_content="r")],
+        {"enable_thinking": True},
+        f"{BOS}<|start_header_id|>system<|end_header_id|>Reasoning: /think<|eot_id|>{header('user')}"
+        f"hi<|eot_id|>\n{header('assistant')}⟦<|start_think|>r<|end_think|>yo<|eot_id|>⟧",
+    ),
+    (
+        TOOLS,
+        {},
+        f"{BOS}{header('user')}hi<|eot_id|>\n{header('assistant')}"
+        '⟦<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call><|eot_id|>⟧'
+        f'{header("tool")}<tool_response name="f">42</tool_response><|eot_id|>\n'
+        f"{header('assistant')}⟦done<|eot_id|>⟧",
+    ),
+    (
+        [message("user", "hi")],
+        {"add_generation_prompt": True},
+        f"{BOS}{header('user')}hi<|eot_id|>\n{header('assistant')}",
+    ),
+    (
+        [message("user", "hi")],
+        {"enable_thinking": False, "custom_instructions": " be nice "},
+        f"{BOS}<|start_header_id|>system<|end_header_id|>Reasoning: /nothinkbe nice<|eot_id|>"
+        f"{header('user')}hi<|eot_id|>\n",
+    ),
+    (
+        [
+            message("user", [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]),
+            message("tool", {"k": 1}),
+            message("tool", None),
+            message("ipython", "3"),
+        ],
+        {},
+        f"{BOS}{header('user')}xy<|eot_id|>\n"
+        f'{header("tool")}<tool_response>{{"k": 1}}</tool_response><|eot_id|>\n'
+        f"{header('tool')}<tool_response></tool_response><|eot_id|>\n"
+        f'{header("ipython")}{{"output": "3"}}<|eot_id|>\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "kwargs", "expected"), VECTORS)
+def test_marin_template_gives_the_known_renders(
+    messages: list[dict[str, Any]], kwargs: dict[str, Any], expected: str
+) -> None:
+    """
+    Text and trained spans are those of Marin's chat models, quirks included.
+    """
+    assert marked(marin().render(messages, **kwargs)) == expected
+
+
+@pytest.mark.parametrize("name", ["marin", "chatml", "llama3", "plain"])
+def test_render_equals_transformers(name: str, tokenizer_path: str) -> None:
+    """
+    Text, ids and mask are what transformers' apply_chat_template gives for the same input.
+    """
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(tokenizer_path)
+    template = load_template(name).text
+    ours = ChatTokenizer(tokenizer_path)
+    renderer = ChatRenderer(template, special_tokens=ours.special_tokens)
+    signature = {"type": "function", "function": {"name": "w", "description": "a <b> & 'c' é 😀"}}
+    cases = [
+        (TWO_TURNS, {}),
+        (TOOLS, {"tools": [signature]}),
+        (TWO_TURNS, {"enable_thinking": True}),
+    ]
+    for messages, kwargs in cases:
+        expected = theirs.apply_chat_template(
+            messages,
+            chat_template=template,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **kwargs,
+        )
+        rendered = renderer.render(messages, **kwargs)
+        tokens = ours.encode_rendered([rendered])[0]
+
+        text = theirs.apply_chat_template(
+            messages, chat_template=template, tokenize=False, **kwargs
+        )
+        assert rendered.text == text
+        assert tokens.ids.tolist() == expected["input_ids"]
+        assert tokens.mask.tolist() == expected["assistant_masks"]
+
+
+def test_tojson_keeps_order_and_characters() -> None:
+    """
+    JSON in a prompt is neither sorted nor escaped (Jinja's own filter does both).
+    """
+    renderer = ChatRenderer("{{ tools[0] | tojson }}")
+
+    text = renderer.render([], tools=[{"z": "a <b> & 'c' é", "a": 1}]).text
+
+    assert text == '{"z": "a <b> & \'c\' é", "a": 1}'
+
+
+@pytest.mark.parametrize("fixture", ["tokenizer_path", "auto_bos_tokenizer_path"])
+def test_begin_of_text_appears_as_often_as_the_template_says(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    """
+    A tokenizer that adds a begin-of-text token by itself doesn't double the template's.
+    """
+    tokenizer = ChatTokenizer(request.getfixturevalue(fixture))
+    bos_id = tokenizer.encode([BOS])[0][0]
+    for name, expected in (("marin", 1), ("chatml", 0)):
+        renderer = ChatRenderer(load_template(name).text, special_tokens=tokenizer.special_tokens)
+        tokens = tokenizer.encode_rendered([renderer.render(TWO_TURNS)])[0]
+
+        assert tokens.ids.tolist().count(bos_id) == expected
+
+
+def test_render_reports_what_the_template_refuses() -> None:
+    """
+    raise_exception in a template is a property of the row, told with its text.
+    """
+    with pytest.raises(TemplateRefusal, match="roles must alternate"):
+        ChatRenderer("{{ raise_exception('roles must alternate') }}").render([])
+
+
+def test_render_names_the_line_of_bad_jinja() -> None:
+    """
+    A template with a syntax error is refused with its line.
+    """
+    with pytest.raises(ChatInputError, match="'t' line 2"):
+        ChatRenderer("a\n{% for %}", name="t")
+
+
+def test_render_refuses_a_generation_block_whose_place_is_unknown() -> None:
+    """
+    A block inside a macro would give a shifted mask, so it is an error.
+    """
+    template = "{% macro m() %}x{% generation %}y{% endgeneration %}{% endmacro %}ab{{ m() }}"
+
+    with pytest.raises(ChatInputError, match="main text"):
+        ChatRenderer(template).render([])
