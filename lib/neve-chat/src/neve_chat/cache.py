@@ -86,7 +86,7 @@ class TreeCacheWriter:
             store = _open(self._local / name / "offsets", "int64")
             store[: len(offsets)].write(offsets).result()
         self._publish()
-        counts = {name: self.num_tokens for name in _FIELDS}
+        counts = dict.fromkeys(_FIELDS, self.num_tokens)
         stats = {"total_tokens": self.num_tokens, "total_elements": self.num_rows}
         storage.write_json(storage.join(self._output_path, ".stats.json"), stats)
         ledger = {

@@ -15,6 +15,7 @@ from neve_chat.tokens import ChatTokenizer, Tokens
 __all__ = ["example_json", "example_text"]
 
 _GREEN, _RESET = "\x1b[30;42m", "\x1b[0m"
+_PARTS_AT_ENDS = 4
 _OPEN, _CLOSE = "\u27e6", "\u27e7"
 
 
@@ -32,7 +33,8 @@ def example_text(
         tokens: ids and mask.
         tokenizer: whose ids they are.
         use_color: ANSI colors; None: unless the environment sets NO_COLOR.
-        max_chars: shorten each part to this many characters, middle out; None: never.
+        max_chars: shorten each part to this many characters, middle out, and show the first
+            and last parts of a long conversation; None: show all.
     """
     if use_color is None:
         use_color = not os.environ.get("NO_COLOR")
@@ -41,6 +43,10 @@ def example_text(
     for ids, is_trained in _runs(tokens):
         text = _shortened(tokenizer.text(ids), max_chars)
         pieces.append(f"{before}{_OPEN}{text}{_CLOSE}{after}" if is_trained else text)
+    if max_chars is not None and len(pieces) > 2 * _PARTS_AT_ENDS:
+        between = len(pieces) - 2 * _PARTS_AT_ENDS
+        skipped = f"\n[... {between} parts ...]\n"
+        pieces = [*pieces[:_PARTS_AT_ENDS], skipped, *pieces[-_PARTS_AT_ENDS:]]
     return "".join(pieces)
 
 

@@ -4,10 +4,12 @@ Rows of parquet, JSON lines and JSON files, one at a time, with memory that does
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -127,7 +129,7 @@ def read_rows(
                 if not error and not isinstance(value, dict):
                     error = f"must be an object, got a {type(value).__name__}"
                 yield SourceRow(file.name, index, {} if error else value, error=error)
-        except (EOFError, OSError, zstandard.ZstdError) as error:
+        except (EOFError, OSError, UnicodeError, zlib.error, zstandard.ZstdError) as error:
             raise ChatInputError(
                 f"input file {file.name}: must be readable to its end, got {error} after row {index}. "
                 "Fetch the file again."
@@ -195,7 +197,7 @@ def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:
     Items of one JSON array, or one value after the other; only one item is held at a time.
     """
     decoder, text = json.JSONDecoder(), ""
-    reader = io.TextIOWrapper(stream, encoding="utf-8")
+    utf8 = codecs.getincrementaldecoder("utf-8")()
     step, at_end, is_array = _READ_BYTES, False, None
     while True:
         text = text.lstrip(" \t\r\n,") if is_array else text.lstrip()
@@ -218,10 +220,10 @@ def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:
         elif at_end:
             return
         else:
-            more = reader.read(step)
+            more = stream.read(step)
             step *= 2  # so that one huge item is parsed a logarithmic number of times
             at_end = not more
-            text += more
+            text += utf8.decode(more, at_end)
 
 
 def _is_hidden(name: str) -> bool:

@@ -19,7 +19,7 @@ KINDS = ("messages", "sharegpt", "instruction")
 _KIND_DEFAULTS = {
     "messages": ("messages", "role", "content"),
     "sharegpt": ("conversations", "from", "value"),
-    "instruction": ("", "", ""),
+    "instruction": ("", "role", "content"),
 }
 
 
