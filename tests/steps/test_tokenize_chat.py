@@ -217,8 +217,8 @@ def test_baselines_are_the_stated_formulas() -> None:
 
 _LOAD = """
 import json, logging, sys
-from levanter.data.text import ChatLmDatasetFormat, DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
-import haliax as hax, jax
+from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
+from levanter.data.text.formats import ChatLmDatasetFormat
 logging.basicConfig(level=logging.WARNING)
 cache, tokenizer, template = sys.argv[1:]
 component = DatasetComponent(
@@ -231,7 +231,7 @@ config = LmDataConfig(
     tokenizer=tokenizer, components={"c": component}, train_weights={"c": 1.0}, auto_build_caches=False
 )
 loaded = config.build_caches("train")["c"]
-rows = [loaded[i] for i in range(len(loaded))]
+rows = loaded.get_batch_sync(list(range(len(loaded))))
 print(json.dumps([[row["input_ids"].tolist(), row["assistant_masks"].tolist()] for row in rows]))
 """
 
