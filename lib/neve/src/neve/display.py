@@ -1,13 +1,16 @@
 """What a run shows: the plan, running steps, failures and a summary.
 
-On a terminal running steps have live lines (rich, imported when the first one starts). Anywhere else
-the output is plain and quiet: a line on start and finish, and progress at most every ten seconds.
+On a terminal running steps have live lines (rich, imported when the first one starts). Anywhere
+else the output is plain and quiet: a line on start and finish, and progress at most every ten
+seconds.
 """
 
+import contextlib
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 from neve import display_text as say
@@ -25,6 +28,19 @@ _ACTION_TOTALS = {
     "hit": "complete", "run": "to run", "resume": "to resume", "wait": "to wait for",
     "not needed": "not needed",
 }  # fmt: skip
+
+_observed: list[Any] | None = None
+
+
+@contextlib.contextmanager
+def observed_plans() -> Iterator[list[Any]]:
+    """Collect plans in the list that is given instead of showing them."""
+    global _observed
+    _observed = []
+    try:
+        yield _observed
+    finally:
+        _observed = None
 
 
 def fact(source: Any, *names: str, default: Any = None) -> Any:
@@ -82,9 +98,11 @@ class Display:
     def plan(self, plan: Any) -> None:
         """Show every step with action, reason and path, and the totals."""
         self._plan = plan
+        if _observed is not None:
+            _observed.append(plan)
+            return
         rows = list(plan.rows)
-        for line in plan_lines(rows, plan.prefix, self._color, self._columns()):
-            self._print(line)
+        self._print("\n".join(plan_lines(rows, plan.prefix, self._color, self._columns())))
 
     def started(self, row: Any) -> None:
         """Show that a step runs now."""
@@ -244,6 +262,5 @@ def plan_lines(rows: list[Any], prefix: str, color: bool, width: int | None) -> 
 
 def sink_rows(rows: list[Any]) -> list[Any]:
     """Return the rows that no other row of the plan depends on."""
-    used = {dep if isinstance(dep, str) else fact(dep, "fingerprint", "name") for row in rows
-            for dep in row.deps}  # fmt: skip
-    return [row for row in rows if row.fingerprint not in used and row.name not in used]
+    used = {fingerprint for row in rows for fingerprint in row.deps}
+    return [row for row in rows if row.fingerprint not in used]
