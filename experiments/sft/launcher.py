@@ -179,3 +179,97 @@ def _tokenized(
         ),
         outputs=("train", "stats.json"),
     )
+
+
+def _execution(spec: SFTSpec, sizes: dict[str, int]) -> ExecutionConfig:
+    """Returns what only decides how training runs."""
+    return ExecutionConfig(
+        mesh=tuple(sizes.items()),
+        per_device_batch_size=spec.per_device_batch_size,
+        checkpoint_every_train_steps=spec.checkpoint_every_train_steps,
+        checkpoint_every_seconds=spec.checkpoint_every_seconds,
+        eval_every_train_steps=spec.eval_every_train_steps,
+        wandb_project=spec.tracker.project,
+        wandb_tags=spec.tracker.tags,
+    )
+
+
+def check_devices(spec: SFTSpec, accelerator: str) -> dict[str, int]:
+    """Returns the mesh axis sizes for an accelerator such as `32xH100`.
+
+    Raises:
+        InputError: The mesh doesn't fit the devices, or batch or seq_len doesn't divide over the mesh.
+    """
+    count = accelerator.partition("x")[0]
+    if not count.isdigit() or int(count) < 1:
+        raise InputError(
+            f"--accelerator: must be <count>x<kind> such as 32xH100 or 8xcpu, got {accelerator!r}. Change it."
+        )
+    sizes = spec.mesh.sizes(int(count))
+    batch_parts = sizes["replica"] * sizes["data"] * sizes["expert"]
+    if spec.batch_size % batch_parts:
+        raise InputError(
+            f"spec {spec.name!r}: batch_size must be divisible by the {batch_parts} parts of the batch (replica "
+            f"{sizes['replica']} x data {sizes['data']} x expert {sizes['expert']} on {accelerator}), got "
+            f"{spec.batch_size}. Pass --spec.batch_size {-(-spec.batch_size // batch_parts) * batch_parts}."
+        )
+    if spec.seq_len % sizes["context"]:
+        raise InputError(
+            f"spec {spec.name!r}: seq_len must be divisible by the context axis of {sizes['context']}, got "
+            f"{spec.seq_len}. Change seq_len or mesh.context."
+        )
+    rows = spec.batch_size // batch_parts
+    if spec.per_device_batch_size is not None and rows % spec.per_device_batch_size:
+        raise InputError(
+            f"spec {spec.name!r}: per_device_batch_size must divide the {rows} rows of a device, got "
+            f"{spec.per_device_batch_size}. Pass a divisor of {rows}."
+        )
+    return sizes
+
+
+def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
+    """Runs a recipe from its command line and exits; `--spec.<field> VALUE` changes a field.
+
+    Exit codes: 0 done, 1 a step failed, 2 the input is wrong, 130 interrupted.
+    """
+    try:
+        options, rest = parse_options(sys.argv[1:], description=_description(spec))
+        spec = apply_overrides(spec, rest)
+        accelerator = options.accelerator or default_accelerator
+        if accelerator is None:
+            raise InputError(
+                f"spec {spec.name!r}: --accelerator must be given, got none. "
+                "Pass for example --accelerator 32xH100."
+            )
+        steps = sft_steps(spec, accelerator)
+        code = run_steps([steps.samples], options, description=spec.name)
+        if code == 0 and not options.dry_run:
+            print(_where_everything_is(steps, options))  # noqa: T201  what the user came for
+    except Exception as error:  # noqa: BLE001  only errors that say they are the user's are turned into a sentence
+        if getattr(error, "exit_code", None) != 2:
+            raise
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        code = 2
+    sys.exit(code)
+
+
+def _description(spec: SFTSpec) -> str:
+    return f"Fine-tune {spec.name}. {FLAG}<field> VALUE changes a field of the recipe, such as {FLAG}seq_len 8192."
+
+
+def _where_everything_is(steps: SFTSteps, options: Options) -> str:
+    """Returns the closing lines of a run: the four places to look at, and the next command."""
+    from neve import make_plan
+
+    plan = make_plan([steps.samples], options.resolved_prefix())
+    paths = {row.name: row.output_path for row in plan.rows}
+    checkpoint = paths[steps.checkpoint.name]
+    lines = [
+        ("checkpoint", f"{checkpoint}/checkpoints"),
+        ("loss curve", f"{checkpoint}/loss.png"),
+        ("HF folder", paths[steps.export.name]),
+        ("samples", f"{paths[steps.samples.name]}/samples.txt"),
+        ("logs", f"{checkpoint}/.neve/attempts"),
+        ("next", f"neve show {checkpoint}"),
+    ]
+    return "\n".join(f"{label:<11} {value}" for label, value in lines)

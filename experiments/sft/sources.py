@@ -3,6 +3,7 @@
 A new kind of source is one frozen dataclass here (or in a recipe) with the method of `ModelSource` or `DataSource`.
 """
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -112,8 +113,14 @@ class LocalModel:
 class RandomSnowball:
     """A small Snowball with random weights and a tokenizer trained on the recipe's own text."""
 
-    tokenizer: MakeTokenizerConfig
-    """Shape of the model and text of its tokenizer."""
+    corpus: DataSource
+    """Conversations that the tokenizer's merges are learned from."""
+
+    corpus_name: str
+    """Name of that data set, so that its import is shared with the recipe's."""
+
+    shape: MakeTokenizerConfig
+    """Shape of the model and size of the vocabulary; its corpus is filled in from `corpus`."""
 
     seed: int = 0
     """Seed of the weights, 0 or more."""
@@ -124,7 +131,9 @@ class RandomSnowball:
     def steps(self, after: tuple[ExecutorStep, ...] = ()) -> ModelSteps:
         """Returns a step that trains the tokenizer and one that draws the weights."""
         tokenizer = ExecutorStep(
-            name="tokenizers/snowball-random", fn=make_tokenizer, config=self.tokenizer
+            name="tokenizers/snowball-random",
+            fn=make_tokenizer,
+            config=dataclasses.replace(self.shape, corpus=self.corpus.step(self.corpus_name)),
         )
         weights = ExecutorStep(
             name="models/snowball-random",

@@ -18,3 +18,36 @@ from experiments.sft.spec import (
     SFTSpec,
     TrackerSpec,
 )
+from steps.make_tokenizer import MakeTokenizerConfig
+
+CONVERSATIONS = LocalData(
+    path=str(Path(__file__).resolve().parents[1] / "data" / "terminal_conversations")
+)
+
+SPEC = SFTSpec(
+    name="snowball-tiny-terminal-sft",
+    model=RandomSnowball(
+        corpus=CONVERSATIONS,
+        corpus_name="terminal-conversations",
+        shape=MakeTokenizerConfig(corpus=None, vocab_size=1024, hidden_size=128, num_layers=4),
+    ),
+    chat_template="marin",
+    datasets=(
+        DatasetSpec(
+            name="terminal-conversations",
+            source=CONVERSATIONS,
+            schema=ConversationSchema(conversation_column="conversations"),
+        ),
+    ),
+    validation_fraction=0.1,
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1, weight_decay=0.0),
+    mesh=MeshSpec(data=-1, expert=1),
+    seq_len=512,
+    batch_size=8,
+    num_train_steps=150,
+    eval_every_train_steps=50,
+    tracker=TrackerSpec(project="snowball-tiny", tags=("sft", "tiny")),
+)
+
+if __name__ == "__main__":
+    run_sft_cli(SPEC, default_accelerator="1xcpu")
