@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neve_chat.errors import ChatInputError
-from neve_chat.templates import check_generation_marks
+from neve_chat.templates import check_generation_marks, load_template
 
-__all__ = ["TokenizeChatConfig", "tokenize_chat"]
+__all__ = ["TokenizeChatConfig", "load_template", "tokenize_chat"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class TokenizeChatConfig:
     template: str
     """Jinja text of the chat template, as load_template(...).text gives it."""
     template_name: Any = "template"
-    """What to call the template in messages; wrap it in unhashed(), only the text bears identity."""
+    """What to call the template in messages; wrap it in unhashed(), only the text bears
+    identity."""
     validation_fraction: float = 0.0
     """Share of the conversations held out for validation by the hash of their id, 0 to < 1."""
     train_turns: str = "all"
@@ -45,7 +46,8 @@ class TokenizeChatConfig:
             )
         if self.train_turns not in ("all", "last"):
             raise ChatInputError(
-                f"tokenize: train_turns must be all or last, got {self.train_turns!r}. Pass one of them."
+                f"tokenize: train_turns must be all or last, got {self.train_turns!r}. Pass "
+                f"one of them."
             )
 
 
@@ -60,7 +62,6 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
         ChatInputError: wrong template, tokenizer or data.
     """
     from neve import progress
-
     from neve_chat.tokenization import (
         TokenizeOptions,
         tokenize_conversations,
@@ -84,7 +85,8 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
     )
     train = results["train"]
     progress.message(
-        f"{train['rows']:,} conversations, {train['tokens']:,} tokens, {train['trained_tokens']:,} of them trained; "
+        f"{train['rows']:,} conversations, {train['tokens']:,} tokens, "
+        f"{train['trained_tokens']:,} of them trained; "
         f"{results['validation']['rows']:,} conversations held out"
     )
     return results

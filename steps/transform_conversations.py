@@ -35,7 +35,8 @@ class TransformConversationsConfig:
     def __post_init__(self) -> None:
         if self.rows_per_shard < 1:
             raise ChatInputError(
-                f"transform: rows_per_shard must be at least 1, got {self.rows_per_shard}. Pass a positive number."
+                f"transform: rows_per_shard must be at least 1, got {self.rows_per_shard}. "
+                f"Pass a positive number."
             )
         if not 0 <= self.max_rejected_fraction <= 1:
             raise ChatInputError(
@@ -57,7 +58,6 @@ def transform_conversations(
         ChatInputError: no input, no usable row, or too many refused.
     """
     from neve import progress
-
     from neve_chat import (
         transform,
     )  # lazy: orjson, zstandard and pyarrow, which planning does not need
@@ -75,6 +75,7 @@ def transform_conversations(
     if results["rejected"]:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results["rejected"].items())
         progress.message(
-            f"{results['rows_out']:,} of {results['rows_in']:,} conversations kept; refused: {reasons}"
+            f"{results['rows_out']:,} of {results['rows_in']:,} conversations kept; refused: "
+            f"{reasons}"
         )
     return results

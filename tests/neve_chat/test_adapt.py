@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from neve_chat.adapt import Conversation, RowAdapter, RowRejected
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
 from neve_chat.templates import load_template
@@ -62,7 +61,8 @@ VECTORS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     (
         [message("user", "hi"), message("assistant", "yo", reasoning_content="r")],
         {"enable_thinking": True},
-        f"{BOS}<|start_header_id|>system<|end_header_id|>Reasoning: /think<|eot_id|>{header('user')}"
+        f"{BOS}<|start_header_id|>system<|end_header_id|>Reasoning: "
+        f"/think<|eot_id|>{header('user')}"
         f"hi<|eot_id|>\n{header('assistant')}⟦<|start_think|>r<|end_think|>yo<|eot_id|>⟧",
     ),
     (

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from neve_chat.errors import ChatInputError
 from neve_chat.templates import check_generation_marks, load_template, template_names
 

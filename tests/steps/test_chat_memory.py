@@ -24,7 +24,8 @@ tiny = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tiny)
 tokenizer = tiny.build_tokenizer(Path(folder) / "tokenizer")
 transform_conversations(
-    TransformConversationsConfig(input=f"{folder}/in.jsonl", schema=ConversationSchema()), f"{folder}/rows"
+    TransformConversationsConfig(input=f"{folder}/in.jsonl", schema=ConversationSchema()),
+    f"{folder}/rows"
 )
 results = tokenize_chat(
     TokenizeChatConfig(
@@ -34,7 +35,8 @@ results = tokenize_chat(
     f"{folder}/cache",
 )
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-scratch = sum(path.stat().st_size for path in Path(os.environ["TMPDIR"]).rglob("*") if path.is_file())
+left = [path for path in Path(os.environ["TMPDIR"]).rglob("*") if path.is_file()]
+scratch = sum(path.stat().st_size for path in left)
 print(json.dumps({"peak": peak, "scratch": scratch, "results": results}))
 """
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorstore as ts
-
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 from neve_chat.templates import load_template
+
 from steps.tokenize_chat import TokenizeChatConfig, tokenize_chat
 from steps.transform_conversations import TransformConversationsConfig, transform_conversations
 
@@ -30,7 +30,8 @@ INSIDE = (
 )
 OUTSIDE = (
     "{% for m in messages %}{{ '<|im_start|>' }}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "{{ '<|im_end|>' }}{% endfor %}"
 )
 
 
@@ -210,7 +211,8 @@ def test_baselines_are_the_stated_formulas() -> None:
 
     losses = counter.losses()
 
-    # train pairs 0>1 1>1 1>2: p(1) = 3/7, p(3) = 1/7; p(1|0) = (1 + 3/7) / 2; p(3|1) = (0 + 2/7) / 4
+    # train pairs 0>1 1>1 1>2: p(1) = 3/7, p(3) = 1/7; p(1|0) = (1 + 3/7) / 2; p(3|1) = (0 + 2/7) /
+    # 4
     assert losses["unigram_loss"] == pytest.approx(-(math.log(3 / 7) + math.log(1 / 7)) / 2)
     assert losses["bigram_loss"] == pytest.approx(-(math.log(5 / 7) + math.log(1 / 14)) / 2)
 
@@ -228,7 +230,8 @@ component = DatasetComponent(
     pack=1,
 )
 config = LmDataConfig(
-    tokenizer=tokenizer, components={"c": component}, train_weights={"c": 1.0}, auto_build_caches=False
+    tokenizer=tokenizer, components={"c": component}, train_weights={"c": 1.0},
+    auto_build_caches=False
 )
 loaded = config.build_caches("train")["c"]
 rows = loaded.get_batch_sync(list(range(len(loaded))))

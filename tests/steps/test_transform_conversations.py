@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 from neve_chat.transform import iter_conversations
+
 from steps.transform_conversations import TransformConversationsConfig, transform_conversations
 
 QA = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -1,24 +1,24 @@
 """
 One row to one conversation, by the documented policy. Nothing is guessed and nothing vanishes.
 
-| row                                                     | result                                            |
-|---------------------------------------------------------|---------------------------------------------------|
-| any order of known roles, also assistant first          | kept as it is                                     |
-| several turns of one role in a row                      | kept as they are                                  |
-| last turn is not the assistant's                        | kept, noted: last turn not trainable              |
-| content is a list of text parts                         | kept, parts joined                                |
-| an assistant turn without text, others with             | kept, noted: empty assistant turn                 |
-| assistant turn with tool calls and null content         | kept, content null                                |
-| tool arguments as JSON text of an object                | kept, parsed once                                 |
-| tool turn with <tool_response>{name, content}</...>     | kept, unwrapped; malformed: verbatim and noted    |
-| no turns, or the column is absent or null               | rejected: empty conversation / missing column     |
-| no assistant turn                                       | rejected: no assistant turn                       |
-| every assistant turn is empty                           | rejected: empty answer, unless keep_empty_answers |
-| user or system content null, assistant null and no call | rejected: null content                            |
-| content with parts that are not text                    | rejected: content is not text                     |
-| role value outside the schema's map                     | rejected: unknown role                            |
-| tool arguments that are no JSON object                  | rejected: bad tool arguments                      |
-| tools or template kwargs of the wrong form              | rejected: bad tools / bad template kwargs         |
+| row | result |
+|---|---|
+| any order of known roles, also assistant first | kept as it is |
+| several turns of one role in a row | kept as they are |
+| last turn is not the assistant's | kept, noted: last turn not trainable |
+| content is a list of text parts | kept, parts joined |
+| an assistant turn without text, others with | kept, noted: empty assistant turn |
+| assistant turn with tool calls and null content | kept, content null |
+| tool arguments as JSON text of an object | kept, parsed once |
+| tool turn with <tool_response>{name, content}</...> | kept, unwrapped; broken: verbatim, noted |
+| no turns, or the column is absent or null | rejected: empty conversation / missing column |
+| no assistant turn | rejected: no assistant turn |
+| every assistant turn is empty | rejected: empty answer, unless keep_empty_answers |
+| user or system content null, assistant null and no call | rejected: null content |
+| content with parts that are not text | rejected: content is not text |
+| role value outside the schema's map | rejected: unknown role |
+| tool arguments that are no JSON object | rejected: bad tool arguments |
+| tools or template kwargs of the wrong form | rejected: bad tools / bad template kwargs |
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """
-What a model must beat: count models of the trained tokens, in nats per token of the validation split.
+What a model must beat: count models of the trained tokens, in nats per token of the validation
+split.
 
 Unigram: p(t) = (count(t) + 1) / (N + V), add-one over the whole vocabulary, so that it sums to one.
-Bigram: Witten-Bell, p(t | s) = (count(s, t) + kinds(s) * p(t)) / (count(s) + kinds(s)), where kinds(s) is
-the number of different tokens seen after s; it sums to one for every s and has nothing to tune. The
-previous token s may be one that isn't trained. Both are fitted on trained tokens of the training split.
+Bigram: Witten-Bell, p(t | s) = (count(s, t) + kinds(s) * p(t)) / (count(s) + kinds(s)), where
+kinds(s) is the number of different tokens seen after s; it sums to one for every s and has nothing
+to tune. The previous token s may be one that isn't trained. Both are fitted on trained tokens of
+the training split.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class BaselineCounter:
 
     def losses(self) -> dict[str, Any]:
         """
-        unigram_loss and bigram_loss in nats per trained validation token, None without validation; and
-        on how many tokens they rest.
+        unigram_loss and bigram_loss in nats per trained validation token, None without validation;
+        and on how many tokens they rest.
         """
         fit, held_out = self._splits["train"].joined(), self._splits["validation"].joined()
         facts: dict[str, Any] = {

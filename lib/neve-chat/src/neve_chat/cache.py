@@ -1,12 +1,14 @@
 """
 Writes Levanter's TreeCache: what `levanter.store.cache.TreeCache.load` opens unmodified.
 
-Layout of one split (consolidated): `<field>/data` with all rows joined, `<field>/offsets` with the number
-of rows and then each row's end, both zarr3; `shard_ledger.json` last, which makes the cache complete.
+Layout of one split (consolidated): `<field>/data` with all rows joined, `<field>/offsets` with the
+number of rows and then each row's end, both zarr3; `shard_ledger.json` last, which makes the cache
+complete.
 
-The arrays differ from Levanter's own in one number: a chunk file holds 2**24 elements instead of 2**27,
-so that each is written once, whole, from a buffer of 64 MiB; Levanter's size needs either half a
-gigabyte of buffer for each field or a rewrite of the file at every flush. Readers take it from zarr.json.
+The arrays differ from Levanter's own in one number: a chunk file holds 2**24 elements instead of
+2**27, so that each is written once, whole, from a buffer of 64 MiB; Levanter's size needs either
+half a gigabyte of buffer for each field or a rewrite of the file at every flush. Readers take it
+from zarr.json.
 """
 
 from __future__ import annotations

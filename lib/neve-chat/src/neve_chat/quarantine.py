@@ -90,8 +90,10 @@ def refuse_if_too_many(
         )
     if num_refused > max_fraction * num_rows:
         raise ChatInputError(
-            f"{what}: at most {max_fraction:.1%} of the rows may be refused, got {num_refused:,} of {num_rows:,} "
-            f"({reasons}). {advice}, or raise max_rejected_fraction. They are kept in {quarantine.path}. {example}"
+            f"{what}: at most {max_fraction:.1%} of the rows may be refused, got "
+            f"{num_refused:,} of {num_rows:,} "
+            f"({reasons}). {advice}, or raise max_rejected_fraction. They are kept in "
+            f"{quarantine.path}. {example}"
         )
 
 

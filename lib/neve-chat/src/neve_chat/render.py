@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -48,7 +48,7 @@ class _GenerationTracker(jinja2.ext.Extension):
     Notes where each generation block starts and ends in the text rendered so far.
     """
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
@@ -103,7 +103,8 @@ class ChatRenderer:
             self._template = environment.from_string(template)
         except jinja2.TemplateSyntaxError as error:
             raise ChatInputError(
-                f"template {name!r} line {error.lineno}: must be valid Jinja, got: {error.message}. Correct that line."
+                f"template {name!r} line {error.lineno}: must be valid Jinja, got: "
+                f"{error.message}. Correct that line."
             ) from error
 
     def render(
@@ -146,7 +147,8 @@ class ChatRenderer:
         for start, written in tracker.spans:
             if not text.startswith(written, start):
                 raise ChatInputError(
-                    f"template {self._name!r}: a generation block must stand in the main text, got one inside a "
+                    f"template {self._name!r}: a generation block must stand in the main text, "
+                    f"got one inside a "
                     "macro, filter or set block. Move it out, or its loss mask would be wrong."
                 )
         return Rendered(

@@ -1,5 +1,6 @@
 """
-Rows of parquet, JSON lines and JSON files, one at a time, with memory that doesn't grow with the file.
+Rows of parquet, JSON lines and JSON files, one at a time, with memory that doesn't grow with the
+file.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class SourceRow:
 
 def find_input_files(input_path: str, patterns: Sequence[str]) -> list[InputFile]:
     """
-    The files below input_path that match a pattern, sorted by name; input_path may be a file itself.
+    The files below input_path that match a pattern, sorted by name; input_path may be a file
+    itself.
 
     Args:
         input_path: folder or file, local or remote.
@@ -96,7 +98,8 @@ def find_input_files(input_path: str, patterns: Sequence[str]) -> list[InputFile
     for info in found:
         if not info.name.lower().endswith(_SUFFIXES):
             raise ChatInputError(
-                f"input file {info.name}: must end in {', '.join(_SUFFIXES)}, got a format that can't be read. "
+                f"input file {info.name}: must end in {', '.join(_SUFFIXES)}, got a format "
+                f"that can't be read. "
                 "Narrow the patterns."
             )
     return [InputFile(info.name, storage.join(input_path, info.name), info.size) for info in found]
@@ -131,7 +134,8 @@ def read_rows(
                 yield SourceRow(file.name, index, {} if error else value, error=error)
         except (EOFError, OSError, UnicodeError, zlib.error, zstandard.ZstdError) as error:
             raise ChatInputError(
-                f"input file {file.name}: must be readable to its end, got {error} after row {index}. "
+                f"input file {file.name}: must be readable to its end, got {error} after row "
+                f"{index}. "
                 "Fetch the file again."
             ) from error
 
@@ -147,13 +151,15 @@ def _parquet_rows(
             parquet = pq.ParquetFile(raw, buffer_size=_READ_BYTES, pre_buffer=False)
         except pa.ArrowInvalid as error:
             raise ChatInputError(
-                f"input file {file.name}: must be a whole parquet file, got: {error}. Fetch it again."
+                f"input file {file.name}: must be a whole parquet file, got: {error}. Fetch it "
+                f"again."
             ) from error
         there = parquet.schema_arrow.names
         missing = [column for column in required if column not in there]
         if missing:
             raise ChatInputError(
-                f"input file {file.name}: must have the column {', '.join(missing)}, got {', '.join(there)}. "
+                f"input file {file.name}: must have the column {', '.join(missing)}, got "
+                f"{', '.join(there)}. "
                 "Name the right column in the schema."
             )
         columns = [column for column in there if column in {*required, *optional}]

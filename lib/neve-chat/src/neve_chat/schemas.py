@@ -30,7 +30,8 @@ class ConversationSchema:
     """
 
     kind: str = "messages"
-    """messages: a list of role/content turns; sharegpt: of from/value turns; instruction: two columns."""
+    """messages: a list of role/content turns; sharegpt: of from/value turns; instruction: two
+    columns."""
     conversation_column: str = ""
     """Column with the list of turns; empty: messages, or conversations for sharegpt."""
     role_key: str = ""
@@ -54,7 +55,8 @@ class ConversationSchema:
     response_column: str = "response"
     """Column with the assistant's text (kind instruction)."""
     tools_column: str = "tools"
-    """Column with the functions' JSON signatures, as a list or as JSON text; may be absent from a row."""
+    """Column with the functions' JSON signatures, as a list or as JSON text; may be absent from a
+    row."""
     template_kwargs_column: str = "chat_template_kwargs"
     """Column with further variables for the template; may be absent from a row."""
     id_column: str = ""
@@ -65,20 +67,23 @@ class ConversationSchema:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ChatInputError(
-                f"conversation schema: kind must be one of {', '.join(KINDS)}, got {self.kind!r}. Pass one of them."
+                f"conversation schema: kind must be one of {', '.join(KINDS)}, got "
+                f"{self.kind!r}. Pass one of them."
             )
         owner: dict[str, str] = {}
         for role in ("user", "assistant", "system", "tool"):
             values = getattr(self, role)
             if isinstance(values, str):
                 raise ChatInputError(
-                    f"conversation schema: {role} must be a tuple of role values, got the text {values!r}. "
+                    f"conversation schema: {role} must be a tuple of role values, got the text "
+                    f"{values!r}. "
                     f"Write ({values!r},)."
                 )
             for value in values:
                 if owner.setdefault(value, role) != role:
                     raise ChatInputError(
-                        f"conversation schema: a role value means one role, got {value!r} under both "
+                        f"conversation schema: a role value means one role, got {value!r} "
+                        f"under both "
                         f"{owner[value]} and {role}. Remove it from one."
                     )
         if not self.assistant:
@@ -135,13 +140,9 @@ class ConversationSchema:
         """
         The settings a user would change, as they would be written.
         """
-        if self.kind == "instruction":
-            return f"instruction_column={self.instruction_column!r}, response_column={self.response_column!r}"
+        names = ["instruction_column", "response_column"]
+        if self.kind != "instruction":
+            names = ["kind", "conversation_column", "role_key", "content_key"]
+            names += ["user", "assistant", "system", "tool"]
         own = self.resolved()
-        roles = ", ".join(
-            f"{role}={getattr(own, role)!r}" for role in ("user", "assistant", "system", "tool")
-        )
-        return (
-            f"kind={own.kind!r}, conversation_column={own.conversation_column!r}, role_key={own.role_key!r}, "
-            f"content_key={own.content_key!r}, {roles}"
-        )
+        return ", ".join(f"{name}={getattr(own, name)!r}" for name in names)

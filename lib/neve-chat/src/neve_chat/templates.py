@@ -17,8 +17,8 @@ __all__ = ["ChatTemplate", "check_generation_marks", "load_template", "template_
 
 _FILES = Path(__file__).parent / "template_files"
 
-# One alternative per Jinja region, in the order in which the lexer would meet them: what a comment, a
-# raw block or a quoted string holds is never seen as a tag.
+# One alternative per Jinja region, in the order in which the lexer would meet them: what a
+# comment, a raw block or a quoted string holds is never seen as a tag.
 _STRING = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _REGION = re.compile(
     rf"""
@@ -67,7 +67,8 @@ def load_template(name_or_path: str) -> ChatTemplate:
             return ChatTemplate(name_or_path, path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise ChatInputError(
-                f"template {name_or_path!r}: must be UTF-8 text, got a byte at {error.start} that is not."
+                f"template {name_or_path!r}: must be UTF-8 text, got a byte at {error.start} "
+                f"that is not."
                 " Save the file as UTF-8."
             ) from error
     near = difflib.get_close_matches(name_or_path, names, n=1)
@@ -75,7 +76,8 @@ def load_template(name_or_path: str) -> ChatTemplate:
         f"Did you mean {near[0]!r}?" if near else "Pass one of these or the path of a Jinja file."
     )
     raise ChatInputError(
-        f"template {name_or_path!r}: must be a built-in name ({', '.join(names)}) or a file, got neither. {hint}"
+        f"template {name_or_path!r}: must be a built-in name ({', '.join(names)}) or a file, "
+        f"got neither. {hint}"
     )
 
 
@@ -93,7 +95,8 @@ def check_generation_marks(name: str, text: str) -> None:
         return
     found = f"{opened} opened and {closed} closed" if opened or closed else "none"
     raise ChatInputError(
-        f"template {name!r}: needs {{% generation %}} ... {{% endgeneration %}} around what the assistant "
+        f"template {name!r}: needs {{% generation %}} ... {{% endgeneration %}} around what "
+        f"the assistant "
         f"writes, got {found}, so no token would be trained. Pass a built-in template "
         f"({', '.join(template_names())}) or a file of yours with these marks."
     )

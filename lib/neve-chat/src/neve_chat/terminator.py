@@ -1,9 +1,10 @@
 """
-Does the template train the end of the assistant's turn? A model that never saw its end doesn't stop.
+Does the template train the end of the assistant's turn? A model that never saw its end doesn't
+stop.
 
-The question is put to the template, not to the tokenizer's eos token: many templates close a turn with
-another token. A probe conversation is rendered, and what the last trained span holds behind the
-answer is the terminator.
+The question is put to the template, not to the tokenizer's eos token: many templates close a turn
+with another token. A probe conversation is rendered, and what the last trained span holds behind
+the answer is the terminator.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Terminator:
     """
 
     text: str | None
-    """Text behind the answer; None if the template refused the probe, then any special token counts."""
+    """Text behind the answer; None if the template refused the probe, then any special token
+    counts."""
     ids: tuple[int, ...]
     """Its token ids."""
     special_ids: frozenset[int]
@@ -55,15 +57,18 @@ def find_terminator(renderer: ChatRenderer, tokenizer: ChatTokenizer, name: str)
     trained = [rendered.text[start:end] for start, end in rendered.spans]
     if not trained or _ANSWER not in trained[-1]:
         raise ChatInputError(
-            f"template {name!r}: the answer itself must be trained, got {''.join(trained)!r} as trained text of a "
+            f"template {name!r}: the answer itself must be trained, got {''.join(trained)!r} "
+            f"as trained text of a "
             "probe. Put {% generation %} around the assistant's content."
         )
     tail = trained[-1].rpartition(_ANSWER)[2]
     if not tail.strip():
         behind = rendered.text[rendered.spans[-1][1] :][:40]
         raise ChatInputError(
-            f"template {name!r}: the trained part of an assistant turn must end with its end-of-turn token, got the "
-            f"bare answer with {behind!r} outside the generation block, so the model will not learn to stop. "
+            f"template {name!r}: the trained part of an assistant turn must end with its "
+            f"end-of-turn token, got the "
+            f"bare answer with {behind!r} outside the generation block, so the model will not "
+            f"learn to stop. "
             "Move {% endgeneration %} behind the end-of-turn token."
         )
     return Terminator(

@@ -1,8 +1,8 @@
 """
 Canonical conversations to Levanter token caches with loss masks.
 
-Streaming: memory depends on the largest conversation and on the number of rows (8 bytes each), not on
-the number of tokens.
+Streaming: memory depends on the largest conversation and on the number of rows (8 bytes each), not
+on the number of tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from neve_chat.transform import SUMMARY_NAME, iter_conversations
 
 __all__ = ["TokenizeOptions", "is_validation", "tokenize_conversations"]
 
-# A batch of 1 M characters keeps both cores busy; each token of it costs about 200 bytes while it lives.
+# A batch of 1 M characters keeps both cores busy; each token of it costs about 200 bytes while it
+# lives.
 _BATCH_CHARS = 1_000_000
 _PREVIEW_CHARS = 600
 TRAIN_TURNS = ("all", "last")
@@ -51,7 +52,8 @@ class TokenizeOptions:
     template_name: str = "template"
     """What to call the template in messages."""
     validation_fraction: float = 0.0
-    """Share of the conversations that go to the validation split by the hash of their id, 0 to < 1."""
+    """Share of the conversations that go to the validation split by the hash of their id, 0 to <
+    1."""
     train_turns: str = "all"
     """all: every generation block is trained; last: only the last one of a conversation."""
     max_rejected_fraction: float = 0.05
@@ -173,7 +175,8 @@ class _Run:
 
     def _writer(self, split: str) -> TreeCacheWriter:
         if split not in self._writers:
-            # The keys and values that Levanter's ChatProcessor reports, so that it finds no mismatch.
+            # The keys and values that Levanter's ChatProcessor reports, so that it finds no
+            # mismatch.
             metadata = {
                 "tokenizer": self.options.tokenizer_path,
                 "vocab_size": self.tokenizer.vocab_size,
@@ -199,18 +202,24 @@ class _Run:
             self.num_rows,
             max_fraction=self.options.max_rejected_fraction,
             what=f"tokens of {input_path}",
-            advice=f"Check that the template {self.options.template_name!r} fits these conversations",
+            advice=(
+                f"Check that the template {self.options.template_name!r} fits these conversations"
+            ),
         )
         kept = self.num_rows - quarantine.counts.total()
         if self.num_unclosed == kept:
             raise ChatInputError(
-                f"template {self.options.template_name!r}: the last trained token of a conversation must end the turn, "
-                f"got another one in all {kept:,} conversations, so the model will not learn to stop. Put the "
-                "end-of-turn token inside the generation block, and check that the tokenizer has it."
+                f"template {self.options.template_name!r}: the last trained token of a "
+                f"conversation must end the turn, "
+                f"got another one in all {kept:,} conversations, so the model will not learn "
+                f"to stop. Put the "
+                "end-of-turn token inside the generation block, and check that the tokenizer "
+                "has it."
             )
         if not self.counts["train"].num_rows:
             raise ChatInputError(
-                f"tokens of {input_path}: the train split needs at least one conversation, got none of {kept:,} with "
+                f"tokens of {input_path}: the train split needs at least one conversation, got "
+                f"none of {kept:,} with "
                 f"validation_fraction {self.options.validation_fraction}. Lower it or add data."
             )
 

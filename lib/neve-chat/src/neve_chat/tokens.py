@@ -63,7 +63,8 @@ class ChatTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(self.json_bytes.decode("utf-8"))
         except Exception as error:  # tokenizers raises bare Exception for any damaged file
             raise ChatInputError(
-                f"tokenizer {file}: must be a tokenizer of the tokenizers library, got: {error}. Fetch it again."
+                f"tokenizer {file}: must be a tokenizer of the tokenizers library, got: "
+                f"{error}. Fetch it again."
             ) from error
         # A length limit in the file would cut conversations silently.
         self._tokenizer.no_truncation()

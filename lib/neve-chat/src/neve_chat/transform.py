@@ -1,7 +1,8 @@
 """
 Rows of any known layout to shards of canonical conversations.
 
-Streaming, and a function of its input alone: the same rows give the same bytes, whatever the machine.
+Streaming, and a function of its input alone: the same rows give the same bytes, whatever the
+machine.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def transform_conversations(
         output_path: where the shards go.
         schema: the layout of the rows.
         files: globs of the files below input_path.
-        replacements: text -> text, in the string contents and reasoning of every message, after the id.
+        replacements: text -> text, in the string contents and reasoning of every message, after
+            the id.
         rows_per_shard: conversations per shard, >= 1.
         max_rejected_fraction: share of refused rows above which the whole is refused, 0 to 1.
         on_progress: called with (rows read, None).
@@ -156,7 +158,8 @@ def list_shards(input_path: str) -> list[str]:
 
 def iter_conversations(input_path: str) -> Iterator[dict[str, Any]]:
     """
-    The transformed rows in order: id, messages, source, and tools and chat_template_kwargs where present.
+    The transformed rows in order: id, messages, source, and tools and chat_template_kwargs where
+    present.
     """
     for path in list_shards(input_path):
         with storage.open_file(path, "rb") as raw:
