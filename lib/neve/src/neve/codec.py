@@ -1,6 +1,6 @@
 """Canonical, type-tagged JSON trees of config values.
 
-One encoder serves identity (`canonical`) and step.json (`Encoder` with `identity=False`). JSON null,
+One encoder serves identity and step.json (`Encoder` with `identity=False`). JSON null,
 true, integers and strings stand for themselves; everything else is an object with one key that
 starts with "$", so that 1, 1.0, True and "1" differ, and so do dict key types and class names.
 """

@@ -1,7 +1,7 @@
 """What a running step tells: progress, messages and metrics.
 
-Inside a worker the three calls go to the attempt's files and to the executor. Outside one, report and
-metric do nothing and message prints, so that step functions can be called and tested by themselves.
+Inside a worker the three calls go to the attempt's files and to the executor. Outside one, report
+and metric do nothing and message prints, so that step functions can be called by themselves.
 """
 
 import time

@@ -108,5 +108,5 @@ def read_results(path: str) -> dict[str, Any]:
                 break
             current = parent
     raise InputError(
-        f"results of {path}: must lie in the output of a complete step, got no record. Run that step."
+        f"results of {path}: must be the output of a complete step, got no record. Run that step."
     )

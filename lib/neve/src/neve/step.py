@@ -86,7 +86,7 @@ class ExecutorStep:
             )
         if ":" in self.name or parts[0] == ".neve" or self.name != self.name.strip():
             raise InputError(
-                f"step name {self.name!r}: must not hold ':' or start with '.neve'. Rename the step."
+                f"step name {self.name!r}: must not hold ':' or start with '.neve'. Rename it."
             )
         if not isinstance(self.outputs, tuple) or not isinstance(self.after, tuple):
             raise InputError(
