@@ -1,0 +1,315 @@
+"""A hub on this machine that speaks enough of the protocol for the real huggingface_hub client.
+
+    hub = LocalHub(); sha = hub.add_repo("org/data", "dataset", {"a.jsonl": b"..."})
+    with hub.serving() as endpoint: ...          # HF_ENDPOINT=endpoint
+
+Run one by hand: python tests/hub/server.py --root DIR --port N
+DIR holds {models,datasets}/<owner>/<name>/<files>.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import io
+import json
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_PAGE = 100
+_CHUNK_BYTES = 1 << 20
+_API = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)/(revision|tree|paths-info)/([^/]+)(?:/.*)?")
+_RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@dataclasses.dataclass
+class Blob:
+    """One file: its bytes or where they lie, and its digests."""
+
+    content: bytes | Path
+    size: int
+    sha256: str
+    git_sha1: str
+    is_lfs: bool
+
+    def open(self) -> IO[bytes]:
+        """Return a stream of the bytes."""
+        return (
+            self.content.open("rb") if isinstance(self.content, Path) else io.BytesIO(self.content)
+        )
+
+
+@dataclasses.dataclass
+class Repo:
+    """Commits, refs and who may read."""
+
+    commits: dict[str, dict[str, Blob]] = dataclasses.field(default_factory=dict)
+    refs: dict[str, str] = dataclasses.field(default_factory=dict)
+    private: bool = False
+    gated: bool = False
+
+
+@dataclasses.dataclass
+class Fault:
+    """What to do wrong with the next `times` GETs of a file, or of the listing (name "")."""
+
+    drop_after: int | None = None
+    wrong_bytes: bool = False
+    truncate_to: int | None = None
+    status: int | None = None
+    retry_after: int | None = None
+    times: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One line of the request log."""
+
+    method: str
+    path: str
+    range: str | None
+    has_token: bool
+
+
+def make_blob(content: bytes | Path, lfs_bytes: int = 1 << 20) -> Blob:
+    """Return the file with its digests, reading it in pieces."""
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    blob = Blob(content, size, "", "", size >= lfs_bytes)
+    with blob.open() as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            sha256.update(chunk)
+            sha1.update(chunk)
+    return dataclasses.replace(blob, sha256=sha256.hexdigest(), git_sha1=sha1.hexdigest())
+
+
+class LocalHub:
+    """Repositories, faults and the request log of one server."""
+
+    def __init__(self, tokens: tuple[str, ...] = ()) -> None:
+        self.repos: dict[tuple[str, str], Repo] = {}
+        self.faults: dict[str, Fault] = {}
+        self.requests: list[Request] = []
+        self.tokens = tokens
+        self.lock = threading.Lock()
+
+    def add_repo(
+        self,
+        repo: str,
+        repo_type: str,
+        files: dict[str, bytes | Path],
+        revision: str | None = None,
+        private: bool = False,
+        *,
+        gated: bool = False,
+        ref: str = "main",
+        lfs_bytes: int = 1 << 20,
+    ) -> str:
+        """Add a commit, point `ref` at it and return its 40 hex digits."""
+        blobs = {name: make_blob(content, lfs_bytes) for name, content in sorted(files.items())}
+        key = repr([repo, repo_type, [(n, b.sha256) for n, b in blobs.items()]])
+        sha = revision or hashlib.sha1(key.encode()).hexdigest()
+        entry = self.repos.setdefault((repo_type, repo), Repo())
+        entry.commits[sha], entry.refs[ref] = blobs, sha
+        entry.private, entry.gated = private, gated
+        return sha
+
+    def fail(self, name: str, **fault: int | bool) -> None:
+        """Make the next GETs of a file go wrong; see Fault."""
+        self.faults[name] = Fault(**fault)
+
+    def take_fault(self, name: str) -> Fault:
+        """Return the fault due now, or one that does nothing."""
+        with self.lock:
+            fault = self.faults.get(name)
+            if fault is None or fault.times < 1:
+                return Fault()
+            fault.times -= 1
+            return fault
+
+    @contextlib.contextmanager
+    def serving(self, port: int = 0) -> Iterator[str]:
+        """Yield the endpoint of a running server."""
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+        server.daemon_threads = True
+        server.hub = self
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  name of the base
+        """Keep quiet; the hub has its own log."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        hub: LocalHub = self.server.hub
+        url = urllib.parse.urlsplit(self.path)
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        auth = self.headers.get("Authorization")
+        path = urllib.parse.unquote(url.path)
+        hub.requests.append(Request(self.command, path, self.headers.get("Range"), bool(auth)))
+        token = (auth or "").removeprefix("Bearer ")
+        if auth and token not in hub.tokens:
+            message = "Invalid credentials in Authorization header"
+            return self._refuse(401, "", message)
+        api, resolve = _API.fullmatch(path), _RESOLVE.fullmatch(path)
+        if api:
+            repo_type, repo, verb, rev = api.groups()
+        elif resolve:
+            repo_type, verb = ("dataset" if resolve[1] else "model"), "resolve"
+            repo, rev = resolve[2], resolve[3]
+        else:
+            return self._refuse(404, "", "No such route")
+        entry = hub.repos.get((repo_type, repo))
+        if entry is None or (entry.private and not auth):
+            status = 404 if auth else 401
+            return self._refuse(status, "RepoNotFound", "Repository not found")
+        if entry.gated and verb != "revision":
+            return self._refuse(403 if auth else 401, "GatedRepo", "Access is restricted")
+        sha = entry.refs.get(rev, rev)
+        if sha not in entry.commits:
+            return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+        files = entry.commits[sha]
+        if verb == "resolve":
+            return self._send_file(sha, resolve[4], files.get(resolve[4]))
+        return self._send_api(repo, verb, sha, files, urllib.parse.parse_qs(url.query))
+
+    def _refuse(self, status: int, code: str, message: str, **headers: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        named = {"X-Error-Code": code} if code else {}
+        self._head(status, len(body), {**named, "X-Error-Message": message, **headers})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _head(self, status: int, length: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(length)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send_api(
+        self, repo: str, verb: str, sha: str, files: dict[str, Blob], query: dict[str, list[str]]
+    ) -> None:
+        fault = self.server.hub.take_fault("")
+        if fault.status:
+            return self._fail_status(fault)
+        headers = {"Content-Type": "application/json", "X-Repo-Commit": sha}
+        entries = [_tree_entry(name, blob) for name, blob in files.items()]
+        if verb == "revision":
+            siblings = [
+                {"rfilename": e["path"], "size": e["size"], "blobId": e["oid"]} for e in entries
+            ]
+            for sibling, item in zip(siblings, entries, strict=True):
+                if "lfs" in item:
+                    lfs = item["lfs"]
+                    sibling["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": 134}
+            value = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "tags": []}
+        elif verb == "paths-info":
+            form = (
+                json.loads(self.body)
+                if self.body[:1] == b"{"
+                else urllib.parse.parse_qs(self.body.decode())
+            )
+            value = [e for e in entries if e["path"] in form.get("paths", [])]
+        else:
+            start = int(query.get("cursor", ["0"])[0])
+            value = entries[start : start + _PAGE]
+            if start + _PAGE < len(entries):
+                base = f"http://{self.headers['Host']}{urllib.parse.urlsplit(self.path).path}"
+                headers["Link"] = f'<{base}?recursive=True&cursor={start + _PAGE}>; rel="next"'
+        body = json.dumps(value).encode()
+        self._head(200, len(body), headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        return None
+
+    def _fail_status(self, fault: Fault) -> None:
+        extra = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
+        self._refuse(fault.status, "", "Try later", **extra)
+
+    def _send_file(self, sha: str, name: str, blob: Blob | None) -> None:
+        if blob is None:
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        fault = self.server.hub.take_fault(name) if self.command == "GET" else Fault()
+        if fault.status:
+            return self._fail_status(fault)
+        etag = blob.sha256 if blob.is_lfs else blob.git_sha1
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        if blob.is_lfs:
+            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(blob.size)}
+        size = blob.size if fault.truncate_to is None else fault.truncate_to
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        start = int(asked[1]) if asked else 0
+        end = min(int(asked[2]) + 1, size) if asked and asked[2] else size
+        if asked and start >= size:
+            return self._refuse(416, "", "Range", **{"Content-Range": f"bytes */{size}"})
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        self._head(206 if asked else 200, end - start, headers)
+        if self.command != "HEAD":
+            self._send_bytes(blob, start, end, fault)
+        return None
+
+    def _send_bytes(self, blob: Blob, start: int, end: int, fault: Fault) -> None:
+        left = end - start if fault.drop_after is None else min(end - start, fault.drop_after)
+        with blob.open() as stream, contextlib.suppress(ConnectionError):
+            stream.seek(start)
+            while left:
+                chunk = stream.read(min(left, _CHUNK_BYTES))
+                left -= len(chunk)
+                self.wfile.write(bytes(255 - b for b in chunk) if fault.wrong_bytes else chunk)
+        if fault.drop_after is not None:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _tree_entry(name: str, blob: Blob) -> dict:
+    entry = {"type": "file", "path": name, "size": blob.size, "oid": blob.git_sha1}
+    if blob.is_lfs:
+        entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": 134}
+    return entry
+
+
+def main() -> None:
+    """Serve the folders below --root until interrupted."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    args = parser.parse_args()
+    hub = LocalHub()
+    for kind in ("model", "dataset"):
+        for folder in sorted((args.root / f"{kind}s").glob("*/*")):
+            found = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+            repo = str(folder.relative_to(args.root / f"{kind}s"))
+            print(kind, repo, hub.add_repo(repo, kind, found), flush=True)
+    with hub.serving(args.port) as endpoint, contextlib.suppress(KeyboardInterrupt):
+        print(endpoint, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
