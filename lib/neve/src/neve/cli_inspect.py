@@ -9,6 +9,7 @@ from neve import display_text as say
 from neve import manifest, storage
 from neve.artifacts import Artifact, find_artifacts, required_prefix, resolve
 from neve.cli import json_option, prefix_option, print_json, print_text
+from neve.errors import InputError
 from neve.records import read_error, read_manifest
 
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "STALLED": "red", "RUNNING": "yellow"}
@@ -201,7 +202,7 @@ def verify_command(output: str, prefix: str | None, as_json: bool) -> int:
     """
     artifact = resolve(output, prefix)
     if not artifact.is_complete:
-        raise click.UsageError(
+        raise InputError(
             f"output {artifact.relative}: must be complete, got {artifact.state_text}. "
             "Run it first."
         )

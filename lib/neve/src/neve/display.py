@@ -221,7 +221,7 @@ def failure_reason(failure: Any) -> str:
     """Return why a step failed in one line."""
     if isinstance(failure, str):
         return failure.strip().splitlines()[-1] if failure.strip() else "no reason given"
-    reason = str(fact(failure, "reason", "message", "error", default="no reason given"))
+    reason = str(fact(failure, "why", "reason", "message", "error", default="no reason given"))
     return reason.strip().splitlines()[0] if reason.strip() else "no reason given"
 
 
