@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -48,7 +48,7 @@ class _GenerationTracker(jinja2.ext.Extension):
     Notes where each generation block starts and ends in the text rendered so far.
     """
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  declared so by jinja2.ext.Extension
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)

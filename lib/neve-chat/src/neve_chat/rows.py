@@ -213,6 +213,7 @@ def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:
             continue
         if is_array and text.startswith("]"):
             return
+        value = None
         try:
             value, end = decoder.raw_decode(text) if text else (None, 0)
         except ValueError as error:
