@@ -34,8 +34,8 @@ class DatasetSpec:
     schema: ConversationSchema = ConversationSchema()  # noqa: RUF009  frozen
     """Columns, keys and role values of a conversation."""
 
-    files: tuple[str, ...] = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.json")
-    """Patterns of the source's files that hold conversations; `*` also crosses `/`."""
+    files: tuple[str, ...] = ("**/*.parquet", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst")
+    """Globs of the source's files that hold conversations; `**` crosses folders."""
 
     replacements: tuple[tuple[str, str], ...] = ()
     """Pairs (text, replacement) applied to every message, such as think tags to the model's tokens."""
