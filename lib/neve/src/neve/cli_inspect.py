@@ -12,7 +12,13 @@ from neve.cli import json_option, prefix_option, print_json, print_text
 from neve.errors import InputError
 from neve.records import read_error, read_manifest
 
-_COLORS = {"SUCCEEDED": "green", "FAILED": "red", "STALLED": "red", "RUNNING": "yellow"}
+_COLORS = {
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "STALLED": "red",
+    "RUNNING": "yellow",
+    "hit": "green",
+}
 _FEW_FILES = 20
 
 

@@ -1,6 +1,8 @@
 """`neve status` and `neve logs`: what a run is doing, and what a step wrote."""
 
+import datetime
 import os
+import socket
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ from neve.artifacts import Artifact, last_progress_at, read_artifact, required_p
 from neve.cli import json_option, prefix_option, print_json, print_text
 from neve.cli_inspect import is_colored, state_cell
 from neve.errors import InputError
+from neve.lease import process_started
 from neve.records import attempt_path, log_path, read_document, strip_ansi
 
 _QUIET_SECONDS = 120.0
@@ -77,30 +80,42 @@ def _steps_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _run_line(document: dict[str, Any]) -> str:
     parts = [f"Run {document['run_id']}"]
-    what = document.get("recipe") or document.get("description")
+    what = document.get("description") or document.get("recipe")
     if what:
         parts.append(str(what))
-    started = document.get("started_at") or document.get("started")
-    if isinstance(started, (int, float)):
-        parts.append(f"started {say.age_text(started)}")
-    state = document.get("state") or document.get("status")
-    if state:
-        parts.append(str(state))
+    began = document.get("started_at")
+    if isinstance(began, str):
+        parts.append(f"started {say.age_text(datetime.datetime.fromisoformat(began).timestamp())}")
+    code = document.get("exit_code")
+    if code is not None:
+        word = {0: "done", 1: "failed", 2: "failed"}.get(code, "stopped")
+        parts.append(f"{word} after {say.seconds_text(document.get('seconds'))}")
+    elif _is_gone(document):
+        parts.append("its process is gone; run the recipe again to go on")
+    else:
+        parts.append("running")
     return ", ".join(parts)
+
+
+def _is_gone(document: dict[str, Any]) -> bool:
+    pid = document.get("pid")
+    here = document.get("host") == socket.gethostname()
+    return bool(here and pid and process_started(pid) is None)
 
 
 def _step_row(prefix: str, step: dict[str, Any]) -> dict[str, Any]:
     path = step.get("output_path") or step.get("path") or ""
     home = path if not path or path.startswith("/") or "://" in path else storage.join(prefix, path)
     artifact = read_artifact(home, prefix) if home else None
-    told = step.get("state") or step.get("action") or "?"
+    told = step.get("status") or step.get("action") or "?"
     row = {
         "name": step.get("name", "?"), "state": told, "took": "-", "progress": "-",
         "path": home, "hint": "",
     }  # fmt: skip
     if artifact is None:
         return row
-    row["state"] = artifact.state_text
+    done = step.get("status") or step.get("action")
+    row["state"] = "hit" if done == "hit" else artifact.state_text
     record = artifact.record() if artifact.is_complete else None
     if record:
         row["took"] = say.seconds_text(record.get("seconds"))

@@ -149,6 +149,9 @@ class Display:
         """Show that a step failed; the details come with the summary."""
         self._end(row.name)
         self._failed.append(row.name)
+        if fact(failure, "kind") == "interrupted":
+            self._print(f"{say.paint('stopped', 'yellow', self._color)}   {row.name}")
+            return
         why = failure_reason(failure)
         self._print(f"{say.paint('failed', 'red', self._color)}    {row.name}  {why}")
 
@@ -160,17 +163,8 @@ class Display:
         failures = failures.values() if isinstance(failures, dict) else failures
         for failure in failures:
             self._failure(failure)
-        by_action = [row.name for row in rows if row.action == "hit"]
-        blocked = fact(run, "blocked", "dep_failed", default=())
-        counts = [f"{len(by_action)} hit", f"{len(self._ran)} ran", f"{len(self._failed)} failed"]
-        if blocked:
-            counts.append(f"{len(blocked)} not started")
-        seconds = fact(run, "seconds", default=time.monotonic() - self._began)
-        color = "red" if self._failed else "green"
-        word = "Failed" if self._failed else "Done"
-        line = f"{word}: {', '.join(counts)} in {say.seconds_text(seconds)}."
-        self._print(say.paint(line, color, self._color))
-        if self._failed:
+        self._totals(run, rows)
+        if self._failed or fact(run, "exit_code", default=0):
             self._print(f"To retry: {retry_command()}")
             return
         sinks = sink_rows(rows)
@@ -178,6 +172,22 @@ class Display:
             self._print(f"  {row.output_path}")
         if len(sinks) > _FEW_PATHS:
             self._print(f"  and {len(sinks) - _FEW_PATHS} more")
+
+    def _totals(self, run: Any, rows: list[Any]) -> None:
+        statuses = list(fact(run, "statuses", default={}).values())
+        hits = statuses.count("hit") if statuses else sum(row.action == "hit" for row in rows)
+        stopped = statuses.count("INTERRUPTED")
+        waiting = statuses.count("DEP_FAILED") + statuses.count("PENDING")
+        counts = [f"{hits} hit", f"{len(self._ran)} ran", f"{len(self._failed) - stopped} failed"]
+        counts += [
+            f"{n} {word}" for n, word in ((stopped, "stopped"), (waiting, "not started")) if n
+        ]
+        seconds = fact(run, "seconds", default=time.monotonic() - self._began)
+        is_stopped = fact(run, "exit_code", default=0) > 2
+        word = "Stopped" if is_stopped else "Failed" if self._failed else "Done"
+        line = f"{word}: {', '.join(counts)} in {say.seconds_text(seconds)}."
+        color = "green" if word == "Done" else "red"
+        self._print(say.paint(line, color, self._color))
 
     def close(self) -> None:
         """Free the terminal; may be called at any time, also twice."""
