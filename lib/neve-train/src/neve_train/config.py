@@ -1,0 +1,168 @@
+"""What a training run consists of: light dataclasses that recipes import to plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from neve_train.errors import TrainInputError
+
+__all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig"]
+
+SCHEDULES = ("cosine", "linear", "constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Adam and its learning rate schedule."""
+
+    learning_rate: float = 5e-5
+    """Peak learning rate, above 0."""
+    beta1: float = 0.9
+    """Decay of the first moment, 0 to < 1."""
+    beta2: float = 0.95
+    """Decay of the second moment, 0 to < 1."""
+    epsilon: float = 1e-8
+    """Added to the denominator, above 0."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, 0 or more; above 0 it also shrinks matrices that get no gradient."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm, above 0; 0 switches it off."""
+    warmup: float = 0.0
+    """Linear warmup: a fraction of the train steps if below 1, else train steps."""
+    min_lr_ratio: float = 0.1
+    """Learning rate of the last train step relative to the peak, 0 to 1."""
+    schedule: str = "cosine"
+    """Shape after warmup: cosine, linear or constant."""
+
+    def __post_init__(self) -> None:
+        """Checks every number."""
+        ranges = (
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("beta1", 0 <= self.beta1 < 1, "from 0 to below 1"),
+            ("beta2", 0 <= self.beta2 < 1, "from 0 to below 1"),
+            ("epsilon", self.epsilon > 0, "above 0"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("max_grad_norm", self.max_grad_norm >= 0, "0 or more"),
+            ("warmup", self.warmup >= 0, "0 or more"),
+            ("min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "from 0 to 1"),
+        )
+        for name, is_inside, rule in ranges:
+            value = getattr(self, name)
+            if not (is_inside and math.isfinite(value)):
+                raise TrainInputError(f"optimizer: {name} must be {rule}, got {value}. Change it.")
+        if self.schedule not in SCHEDULES:
+            raise TrainInputError(
+                f"optimizer: schedule must be one of {', '.join(SCHEDULES)}, got "
+                f"{self.schedule!r}. Pick one of them."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How training runs; nothing here changes what it is, so it never enters identity."""
+
+    mesh: tuple[tuple[str, int], ...] = ()
+    """Sizes of the mesh axes data, expert, context, model; absent ones are 1, one may be -1."""
+    per_device_batch_size: int | None = None
+    """Rows per device and microbatch; None: a device's whole share at once."""
+    checkpoint_every_train_steps: int | None = None
+    """Train steps between checkpoints that are kept; None: only by time and at the end."""
+    checkpoint_every_seconds: float = 900
+    """Seconds between checkpoints of which only the newest is kept, above 0."""
+    eval_every_train_steps: int = 100
+    """Train steps between losses on the held-out rows, 1 or more."""
+    max_eval_rows: int | None = None
+    """Held-out rows of each data set that are evaluated; None: all."""
+    log_every_train_steps: int = 1
+    """Train steps between rows of metrics, 1 or more."""
+    wandb_project: str = "neve-sft"
+    """Weights & Biases project, used where the environment switches it on."""
+    wandb_tags: tuple[str, ...] = ()
+    """Weights & Biases tags."""
+    compilation_cache_dir: str | None = None
+    """Folder of compiled programs; None: JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        """Checks every cadence."""
+        for name in (
+            "per_device_batch_size",
+            "checkpoint_every_train_steps",
+            "eval_every_train_steps",
+            "max_eval_rows",
+            "log_every_train_steps",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TrainInputError(f"execution: {name} must be 1 or more, got {value}. Raise it.")
+        if not self.checkpoint_every_seconds > 0:
+            raise TrainInputError(
+                "execution: checkpoint_every_seconds must be above 0, got "
+                f"{self.checkpoint_every_seconds}. Raise it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSftConfig:
+    """Model, data and optimization of one fine-tuning run."""
+
+    model: Any
+    """Hugging Face folder with config.json and weights: a path or a step."""
+    tokenizer: Any
+    """Folder with tokenizer.json and tokenizer_config.json: a path or a step."""
+    names: tuple[str, ...]
+    """Name of each data set, all different."""
+    caches: tuple[Any, ...]
+    """Token caches with train/ and maybe validation/, one per name: paths or steps."""
+    weights: tuple[float, ...]
+    """Share of the rows drawn from each data set, above 0."""
+    plan: Any
+    """Output of mix_datasets: plan.json gives num_train_steps and the rule for long rows."""
+    template_text: str
+    """Chat template whose loss masks the caches hold."""
+    seq_len: int
+    """Positions per row, tokens."""
+    batch_size: int
+    """Rows per train step over all devices, 1 or more."""
+    packing: str = "separate"
+    """separate: one conversation per row."""
+    optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009  frozen
+    """Adam and its schedule."""
+    precision: str = "p=f32,c=bfloat16"
+    """Types of parameters (p) and compute (c), as a jmp policy."""
+    seed: int = 0
+    """Seed of training, 0 or more."""
+    data_seed: int = 0
+    """Seed of the order of the data, 0 or more."""
+    capacity_factor: float = 1.25
+    """Rows that an expert shard accepts over its even share, 1 or more; more are dropped."""
+    z_loss: float = 0.0
+    """Weight of the squared log-partition, 0 or more."""
+    execution: Any = ExecutionConfig()  # noqa: RUF009  frozen
+    """How training runs, wrapped in unhashed() by a recipe."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no file."""
+        counts = (len(self.names), len(self.caches), len(self.weights))
+        if not self.names or len(set(counts)) > 1 or len(set(self.names)) < len(self.names):
+            raise TrainInputError(
+                "training: names, caches and weights must have one entry per data set and names "
+                f"must differ, got {counts[0]}, {counts[1]} and {counts[2]} with names "
+                f"{', '.join(self.names)}. Give as many of each."
+            )
+        if self.packing != "separate":
+            raise TrainInputError(
+                f"training: packing must be separate, got {self.packing!r}. "
+                "Several conversations per row come with a later version."
+            )
+        for name, low in (("seq_len", 2), ("batch_size", 1), ("seed", 0), ("data_seed", 0)):
+            if getattr(self, name) < low:
+                raise TrainInputError(
+                    f"training: {name} must be {low} or more, got {getattr(self, name)}. Raise it."
+                )
+        if not (self.capacity_factor >= 1 and self.z_loss >= 0):
+            raise TrainInputError(
+                "training: capacity_factor must be 1 or more and z_loss 0 or more, got "
+                f"{self.capacity_factor} and {self.z_loss}. Raise them."
+            )

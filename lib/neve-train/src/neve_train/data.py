@@ -1,0 +1,71 @@
+"""Token caches as Levanter's data config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from levanter.data.text.datasets import (
+    DatasetComponent,
+    LmDataConfig,
+    UrlDatasetSourceConfig,
+)
+from levanter.data.text.formats import ChatLmDatasetFormat
+from neve import storage
+
+from neve_train.config import TrainSftConfig
+from neve_train.errors import TrainInputError
+
+__all__ = ["data_config", "read_plan"]
+
+_SLICES = {"drop": "drop", "truncate": "left", "error": "raise"}  # left keeps the start
+
+
+def read_plan(config: TrainSftConfig) -> dict[str, Any]:
+    """Returns plan.json of mix_datasets.
+
+    Raises:
+        TrainInputError: It was made for another batch or length.
+    """
+    plan = storage.read_json(storage.join(str(config.plan), "plan.json"))
+    for name in ("seq_len", "batch_size"):
+        if name in plan and plan[name] != getattr(config, name):
+            raise TrainInputError(
+                f"training: {name} must be the one of the mixture {config.plan}, got "
+                f"{getattr(config, name)} and {plan[name]} there. Mix the data sets again."
+            )
+    if plan["long_conversations"] not in _SLICES:
+        raise TrainInputError(
+            f"mixture {config.plan}: long_conversations must be one of {', '.join(_SLICES)}, got "
+            f"{plan['long_conversations']!r}. Mix the data sets again."
+        )
+    return plan
+
+
+def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:
+    """Returns Levanter's config: one conversation per row, in a seeded order.
+
+    The empty URL source makes a missing validation split a skipped one; `source=None` would raise.
+    """
+    form = ChatLmDatasetFormat(
+        chat_template=config.template_text,
+        pack=1,
+        slice_strategy=_SLICES[plan["long_conversations"]],
+    )
+    components = {
+        name: DatasetComponent(
+            source=UrlDatasetSourceConfig(),
+            cache_dir=str(cache),
+            format=form,
+            pack=1,
+            tags=[name],
+        )
+        for name, cache in zip(config.names, config.caches, strict=True)
+    }
+    return LmDataConfig(
+        tokenizer=str(config.tokenizer),
+        cache_dir=None,
+        auto_build_caches=False,
+        shuffle=True,
+        components=components,
+        train_weights=dict(zip(config.names, config.weights, strict=True)),
+    )

@@ -1,0 +1,80 @@
+"""Does a mesh fit the devices, the batch and the model? Arithmetic only, no jax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from neve_train.errors import TrainInputError
+
+__all__ = ["AXES", "check_mesh", "export_axes"]
+
+AXES = ("data", "expert", "context", "model")
+"""Axes that Snowball's shardings name: data and expert split the batch, context each row."""
+
+
+def check_mesh(
+    num_devices: int,
+    axes: Mapping[str, int],
+    batch_size: int,
+    seq_len: int,
+    num_experts: int | None = None,
+) -> dict[str, int]:
+    """Returns the size of every axis, with -1 and absent axes filled in.
+
+    Args:
+        num_devices: Devices of all processes.
+        axes: Axis sizes; absent ones are 1 and one may be -1.
+        batch_size: Rows per train step.
+        seq_len: Positions per row.
+        num_experts: Routed experts of the model; None where unknown.
+
+    Raises:
+        TrainInputError: An axis is unknown, or something doesn't divide.
+    """
+    sizes = dict.fromkeys(AXES, 1)
+    for name, size in axes.items():
+        if name == "replica" and size == 1:
+            continue
+        if name not in sizes:
+            raise TrainInputError(
+                f"mesh: axes must be among {', '.join(AXES)}, got {name}={size}. "
+                "Snowball splits nothing over another axis; use data."
+            )
+        sizes[name] = size
+    if list(sizes.values()).count(-1) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise TrainInputError(
+            f"mesh: sizes must be 1 or more and at most one -1, got {_text(sizes)}. Change them."
+        )
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    absorber = next((name for name, size in sizes.items() if size == -1), None)
+    if num_devices % fixed or (absorber is None and fixed != num_devices):
+        raise TrainInputError(
+            f"mesh: axes must multiply to the {num_devices} devices, got {_text(sizes)}. "
+            "Change an axis or the number of devices."
+        )
+    if absorber is not None:
+        sizes[absorber] = num_devices // fixed
+    _check_divides("batch_size", batch_size, sizes["data"] * sizes["expert"], "data x expert")
+    _check_divides("seq_len", seq_len, sizes["context"], "context")
+    if num_experts is not None:
+        _check_divides("num_experts", num_experts, sizes["expert"], "expert")
+    return sizes
+
+
+def export_axes(num_devices: int, num_experts: int) -> dict[str, int]:
+    """Returns a mesh that holds the weights in parts wherever num_experts allows it."""
+    expert = math.gcd(num_devices, num_experts)
+    return {"data": num_devices // expert, "expert": expert, "context": 1, "model": 1}
+
+
+def _check_divides(what: str, value: int, parts: int, axes: str) -> None:
+    if value % parts:
+        raise TrainInputError(
+            f"mesh: {what} must be divisible by the {parts} parts of {axes}, got {value}. "
+            f"Use {-(-value // parts) * parts} or another mesh."
+        )
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in sizes.items())

@@ -1,0 +1,75 @@
+"""The metrics of a run: rows keyed by train step, where the last one written wins."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+from neve import storage
+
+__all__ = ["MetricsFile", "draw_curve"]
+
+
+class MetricsFile:
+    """`loss.jsonl`: one row per train step, in order, over all attempts of a run."""
+
+    def __init__(self, path: str) -> None:
+        """Reads the rows that earlier attempts left."""
+        self._path = path
+        self._rows: dict[int, dict[str, Any]] = {}
+        if storage.exists(path):
+            for line in storage.read_bytes(path).decode().splitlines():
+                row = json.loads(line)
+                self._rows[row["step"]] = row
+
+    def forget_after(self, step: int) -> None:
+        """Drops the rows of train steps that will be done again."""
+        self._rows = {key: row for key, row in self._rows.items() if key <= step}
+
+    def add(self, step: int, **values: float) -> None:
+        """Adds values to the row of a train step (0: before training)."""
+        row = self._rows.setdefault(step, {"step": step})
+        row.update(values)
+
+    def write(self) -> None:
+        """Replaces the file by what is known now."""
+        lines = [json.dumps(self._rows[step], sort_keys=True) for step in sorted(self._rows)]
+        storage.write_bytes(self._path, "".join(f"{line}\n" for line in lines).encode())
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Returns (train step, value) of every row that has the value, in order."""
+        return [
+            (step, row[name])
+            for step, row in sorted(self._rows.items())
+            if name in row and math.isfinite(row[name])
+        ]
+
+    def total(self, name: str) -> float:
+        """Returns the sum of a value over all rows."""
+        return math.fsum(value for _, value in self.series(name))
+
+
+def draw_curve(metrics: MetricsFile, path: str, title: str) -> None:
+    """Writes a picture of training and held-out loss."""
+    import matplotlib  # heavy; only the end of a run needs it
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    for name, label, style in (("loss", "training", "-"), ("heldout_loss", "held out", "o-")):
+        points = metrics.series(name)
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1.2, markersize=4)
+    axes.set_xlabel("train step")
+    axes.set_ylabel("loss, nats per trained token")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    pyplot.close(figure)
+    storage.write_bytes(path, buffer.getvalue())

@@ -1,0 +1,36 @@
+"""Step: fine-tune Snowball on token caches with Levanter; resumable after any kind of end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
+
+__all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig", "train_sft"]
+
+
+def train_sft(config: TrainSftConfig, output_path: str) -> dict[str, Any]:
+    """The output holds checkpoints/step-N (Levanter's native form), loss.jsonl and loss.png.
+
+    Run again after it was stopped or killed, it goes on from the newest checkpoint that can be
+    read, and gives the losses of a run that was never stopped.
+
+    Returns:
+        final_loss, heldout_loss_first, heldout_loss (nats per trained token, None without held-out
+        rows), num_train_steps, tokens, tokens_per_second, seconds, resumed_from, checkpoint.
+
+    Raises:
+        TrainInputError: Config, model, caches and mesh don't fit together.
+        CheckpointError: Saved before, and nothing saved can be read.
+    """
+    from neve import progress
+    from neve_train.training import Callbacks, train  # heavy: jax and Levanter
+
+    callbacks = Callbacks(
+        on_progress=lambda done, total, **facts: progress.report(
+            done, total, "train steps", **facts
+        ),
+        on_metrics=progress.metric,
+        on_message=progress.message,
+    )
+    return train(config, output_path, callbacks)
