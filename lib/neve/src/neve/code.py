@@ -59,21 +59,48 @@ def _digest(node: ast.AST) -> str:
 _found: dict[tuple[str, str], str | None] = {}
 
 
-def code_digests(fn_name: str) -> dict[str, Any]:
-    """Return {"file", "source_digest", "module_digest"} of "module:qualname"; comments don't count.
+def code_digests(fn_name: str, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the digests of "module:qualname"; comments and docstrings don't count.
 
-    The digests are None where there is no source to read.
+    Args:
+        fn_name: Qualified name of the step function.
+        known: Digests from before, which hold as long as the file has the same bytes.
+
+    Returns:
+        {"file", "file_digest", "source_digest", "module_digest"}; the digests are None where
+        there is no source to read.
     """
     module, _, qualname = fn_name.partition(":")
     path = module_file(module)
+    file_digest = _file_digest(path)
+    if known and known.get("file") == path and known.get("file_digest") == file_digest:
+        return dict(known)
     parsed = _parse(path) if path else None
+    facts = {"file": path, "file_digest": file_digest}
     if path is None or parsed is None:
-        return {"file": path, "source_digest": None, "module_digest": None}
+        return facts | {"source_digest": None, "module_digest": None}
     tree, module_digest = parsed
     key = (module_digest, qualname)
     if key not in _found:
         _found[key] = _function_digest(tree, qualname)
-    return {"file": path, "source_digest": _found[key], "module_digest": module_digest}
+    return facts | {"source_digest": _found[key], "module_digest": module_digest}
+
+
+_bytes_digests: dict[tuple[str, int, int], str] = {}
+
+
+def _file_digest(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        info = os.stat(path)
+        key = (path, info.st_mtime_ns, info.st_size)
+        if key not in _bytes_digests:
+            with open(path, "rb") as file:
+                _bytes_digests[key] = hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+    return _bytes_digests[key]
 
 
 def _function_digest(tree: ast.Module, qualname: str) -> str | None:

@@ -76,7 +76,7 @@ def run_step(
     try:
         record = _attempt(document, home, lease.attempt, commit)
         record |= {"started_at": started, "seconds": time.time() - started}
-        storage.write_json(records.neve_path(home, "record.json"), record)
+        storage.write_json(records.neve_path(home, "record.json"), record, indent=None)
         code = {key: record["code"][key] for key in ("source_digest", "module_digest")}
         lease.finish(leases.SUCCEEDED, code=code)
         emit({"event": "finished", "seconds": record["seconds"]})
@@ -116,12 +116,14 @@ def _attempt(
     target = adopted or home
     if not adopted:
         _prepare_output(home, document["resumable"])
-    code = code_digests(document["fn"])  # before the import: this is the code that runs
+    code = code_digests(
+        document["fn"], document["code"]
+    )  # before the import: this is the code that runs
     fn = find(document["fn"])
     config = decode_config(document, home)
     results = _call(fn, config, target)
     _check_results(results, document["name"])
-    after = code_digests(document["fn"])
+    after = code_digests(document["fn"], code)
     if after["module_digest"] != code["module_digest"]:
         progress.message(
             f"warning: {code['file']} changed while step {document['name']} ran; "
