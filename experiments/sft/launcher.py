@@ -1,18 +1,29 @@
 """From an SFTSpec to its steps, and from a recipe's command line to a run.
 
-    raw -> conversations -> tokenized   (per data set, shared between recipes)
-    tokenizer                           (config and tokenizer files of the model, light)
-    mixture -> weights -> checkpoints -> exports -> samples
+raw -> conversations -> tokenized   (per data set, shared between recipes)
+tokenizer                           (config and tokenizer files of the model, light)
+mixture -> weights -> checkpoints -> exports -> samples
 """
 
 import dataclasses
 import sys
 
+from neve import (
+    ExecutorStep,
+    InputError,
+    Options,
+    Resources,
+    make_plan,
+    parse_options,
+    read_results,
+    run_steps,
+    unhashed,
+)
+from steps.generate_samples import GenerateSamplesConfig, generate_samples
+
 from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.spec import DatasetSpec, SFTSpec
-from neve import ExecutorStep, InputError, Options, Resources, parse_options, run_steps, unhashed
 from steps.export_hf import ExportHfConfig, export_hf
-from steps.generate_samples import GenerateSamplesConfig, generate_samples
 from steps.mix_datasets import MixDatasetsConfig, mix_datasets
 from steps.tokenize_chat import TokenizeChatConfig, load_template, tokenize_chat
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
@@ -165,7 +176,11 @@ def _conversations(dataset: DatasetSpec) -> ExecutorStep:
 
 
 def _tokenized(
-    spec: SFTSpec, dataset: DatasetSpec, conversations: ExecutorStep, tokenizer: ExecutorStep, template
+    spec: SFTSpec,
+    dataset: DatasetSpec,
+    conversations: ExecutorStep,
+    tokenizer: ExecutorStep,
+    template,
 ) -> ExecutorStep:
     return ExecutorStep(
         name=f"tokenized/{dataset.name}",
@@ -206,12 +221,13 @@ def check_devices(spec: SFTSpec, accelerator: str) -> dict[str, int]:
             f"--accelerator: must be <count>x<kind> such as 32xH100 or 8xcpu, got {accelerator!r}. Change it."
         )
     sizes = spec.mesh.sizes(int(count))
-    batch_parts = sizes["replica"] * sizes["data"] * sizes["expert"]
+    batch_parts = sizes["data"] * sizes["expert"]
     if spec.batch_size % batch_parts:
+        better = -(-spec.batch_size // batch_parts) * batch_parts
         raise InputError(
-            f"spec {spec.name!r}: batch_size must be divisible by the {batch_parts} parts of the batch (replica "
-            f"{sizes['replica']} x data {sizes['data']} x expert {sizes['expert']} on {accelerator}), got "
-            f"{spec.batch_size}. Pass --spec.batch_size {-(-spec.batch_size // batch_parts) * batch_parts}."
+            f"spec {spec.name!r}: batch_size must be divisible by the {batch_parts} parts of the "
+            f"batch (data {sizes['data']} x expert {sizes['expert']} on {accelerator}), got "
+            f"{spec.batch_size}. Pass --spec.batch_size {better}."
         )
     if spec.seq_len % sizes["context"]:
         raise InputError(
@@ -245,7 +261,7 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
         code = run_steps([steps.samples], options, description=spec.name)
         if code == 0 and not options.dry_run:
             print(_where_everything_is(steps, options))  # noqa: T201  what the user came for
-    except Exception as error:  # noqa: BLE001  only errors that say they are the user's are turned into a sentence
+    except Exception as error:
         if getattr(error, "exit_code", None) != 2:
             raise
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
@@ -258,13 +274,23 @@ def _description(spec: SFTSpec) -> str:
 
 
 def _where_everything_is(steps: SFTSteps, options: Options) -> str:
-    """Returns the closing lines of a run: the four places to look at, and the next command."""
-    from neve import make_plan
-
+    """Returns the closing lines of a run: its loss, the places to look at, and the next command."""
     plan = make_plan([steps.samples], options.resolved_prefix())
     paths = {row.name: row.output_path for row in plan.rows}
     checkpoint = paths[steps.checkpoint.name]
-    lines = [
+    trained = read_results(checkpoint)
+    lines = []
+    if trained.get("heldout_loss") is not None:
+        baselines = [read_results(paths[step.name])["baselines"] for step in steps.tokenized]
+        known = [row for row in baselines if row.get("unigram_loss") is not None]
+        against = "; ".join(
+            f"unigram {row['unigram_loss']:.3f}, bigram {row['bigram_loss']:.3f}" for row in known
+        )
+        lines.append(
+            f"held-out loss {trained['heldout_loss']:.3f} nats per trained token, before training "
+            f"{trained['heldout_loss_first']:.3f}; baselines: {against}"
+        )
+    places = [
         ("checkpoint", f"{checkpoint}/checkpoints"),
         ("loss curve", f"{checkpoint}/loss.png"),
         ("HF folder", paths[steps.export.name]),
@@ -272,4 +298,4 @@ def _where_everything_is(steps: SFTSteps, options: Options) -> str:
         ("logs", f"{checkpoint}/.neve/attempts"),
         ("next", f"neve show {checkpoint}"),
     ]
-    return "\n".join(f"{label:<11} {value}" for label, value in lines)
+    return "\n".join([*lines, *(f"{label:<11} {value}" for label, value in places)])

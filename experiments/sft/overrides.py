@@ -22,7 +22,9 @@ def apply_overrides(spec: Any, args: list[str]) -> Any:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith(FLAG):
-            raise InputError(f"{flag}: must be an option of this command or {FLAG}<field>. See --help.")
+            raise InputError(
+                f"{flag}: must be an option of this command or {FLAG}<field>. See --help."
+            )
         path, equals, value = flag[len(FLAG) :].partition("=")
         if not equals:
             if not rest:
@@ -50,9 +52,7 @@ def _replace(node: Any, path: list[str], text: str, flag: str) -> Any:
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else f" Fields: {', '.join(names)}."
-        raise InputError(
-            f"{flag}: must name a field of {type(node).__name__}, got {name!r}.{hint}"
-        )
+        raise InputError(f"{flag}: must name a field of {type(node).__name__}, got {name!r}.{hint}")
     value = getattr(node, name)
     if below:
         if not (dataclasses.is_dataclass(value) or isinstance(value, tuple)):

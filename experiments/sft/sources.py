@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from neve import ExecutorStep
+
 from steps.download_hf import DownloadHfConfig, download_hf
 from steps.import_local import import_local, local_source
 from steps.make_snowball_base import MakeSnowballBaseConfig, make_snowball_base
 from steps.make_tokenizer import MakeTokenizerConfig, make_tokenizer
 
-CONFIG_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "*.jinja")
+CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "*.jinja",
+)
 """Files of a model repository that planning and data need: fetched before any weight."""
 
 WEIGHT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
@@ -74,7 +81,9 @@ class HubModel:
         """Returns two download steps: config and tokenizer files, and weights."""
         name = slug(self.repo.rpartition("/")[2])
 
-        def download(step_name: str, allow: tuple[str, ...], **order: tuple[ExecutorStep, ...]) -> ExecutorStep:
+        def download(
+            step_name: str, allow: tuple[str, ...], **order: tuple[ExecutorStep, ...]
+        ) -> ExecutorStep:
             config = DownloadHfConfig(
                 repo=self.repo, repo_type="model", revision=self.revision, allow=allow
             )

@@ -8,8 +8,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from experiments.sft.sources import DataSource, HubModel, ModelSource
 from neve import InputError
+
+from experiments.sft.sources import DataSource, HubModel, ModelSource
 from steps.train_sft import OptimizerConfig
 from steps.transform_conversations import ConversationSchema
 
@@ -65,9 +66,6 @@ class DatasetSpec:
 @dataclass(frozen=True, kw_only=True)
 class MeshSpec:
     """Named axes of the device mesh; one of them may be -1 and takes the devices that are left."""
-
-    replica: int = 1
-    """Copies of the weights, 1 or more, or -1."""
 
     data: int = 1
     """Parts of the batch, with the weights sharded over them, 1 or more, or -1."""
@@ -183,7 +181,7 @@ class SFTSpec:
     version: str = "1"
     """Bumped to train again although nothing else changed."""
 
-    mesh: MeshSpec = MeshSpec()  # noqa: RUF009  frozen
+    mesh: MeshSpec = MeshSpec()
     """Axes of the device mesh. Execution: never part of identity."""
 
     per_device_batch_size: int | None = None
@@ -198,7 +196,7 @@ class SFTSpec:
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more. Execution."""
 
-    tracker: TrackerSpec = TrackerSpec()  # noqa: RUF009  frozen
+    tracker: TrackerSpec = TrackerSpec()
     """Weights & Biases project and tags. Execution."""
 
     def __post_init__(self) -> None:
@@ -246,7 +244,13 @@ class SFTSpec:
             ("checkpoint_every_seconds", self.checkpoint_every_seconds, 1, 10**9, whole),
             ("eval_every_train_steps", self.eval_every_train_steps, 1, 2**40, whole),
             ("per_device_batch_size", _one_if_none(self.per_device_batch_size), 1, 2**20, whole),
-            ("checkpoint_every_train_steps", _one_if_none(self.checkpoint_every_train_steps), 1, 2**40, whole),
+            (
+                "checkpoint_every_train_steps",
+                _one_if_none(self.checkpoint_every_train_steps),
+                1,
+                2**40,
+                whole,
+            ),
         ]
         for field, value, low, high, kind in limits:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -23,7 +23,9 @@ def environment(prefix: Path | None, **extra: str) -> dict[str, str]:
     return env | extra
 
 
-def run(module: str, *args: str, env: dict[str, str], timeout: float = 600) -> subprocess.CompletedProcess[str]:
+def run(
+    module: str, *args: str, env: dict[str, str], timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
     """Runs `python -m module args` to its end and returns what it printed."""
     return subprocess.run(
         [sys.executable, "-m", module, *args],
@@ -33,7 +35,11 @@ def run(module: str, *args: str, env: dict[str, str], timeout: float = 600) -> s
 
 def output_path(prefix: Path, name: str) -> Path:
     """Returns the one complete output of a step's name."""
-    found = [path for path in (prefix / name).parent.glob(f"{(prefix / name).name}-*") if is_complete(path)]
+    found = [
+        path
+        for path in (prefix / name).parent.glob(f"{(prefix / name).name}-*")
+        if is_complete(path)
+    ]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
 

@@ -1,11 +1,13 @@
 """snowball_h100 itself, its sources on a local hub, on 8 virtual CPU devices: context 2 x expert 4."""
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,34 +23,49 @@ ON_CPU = (
 )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The recipe's repositories on a local hub, and what running it against them takes."""
+
+    endpoint: str
+    stops: tuple[int, ...]
+    compiled: Path
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Options of the recipe."""
+        return (*ON_CPU, "--spec.model.eos_token_ids", str(list(self.stops)))
+
+    def env(self, prefix: Path, **extra: str) -> dict[str, str]:
+        """Returns the environment of a run under `prefix`; compiled programs are shared between runs."""
+        return recipes.environment(
+            prefix,
+            HF_ENDPOINT=self.endpoint,
+            HF_HOME=str(prefix / "hf"),
+            JAX_COMPILATION_CACHE_DIR=str(self.compiled),
+            **extra,
+        )
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory):
-    """Serves the recipe's repositories; yields the endpoint."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serves the recipe's repositories."""
     hub = LocalHub(tokens=("hf_right",))
-    add_h100_repositories(hub, tmp_path_factory.mktemp("repositories"))
+    stops = add_h100_repositories(hub, tmp_path_factory.mktemp("repositories"))
     with hub.serving() as endpoint:
-        yield endpoint
+        yield Served(endpoint, stops, tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A compilation cache that the runs of this module share."""
-    return str(tmp_path_factory.mktemp("compiled"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(served: str, cache: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs the recipe once to its end; returns the prefix."""
     prefix = tmp_path_factory.mktemp("undisturbed")
-    env = recipes.environment(
-        prefix, HF_ENDPOINT=served, HF_HOME=str(prefix / "hf"), JAX_COMPILATION_CACHE_DIR=cache
-    )
-    done = recipes.run(recipes.H100, *ON_CPU, env=env)
+    done = recipes.run(recipes.H100, *served.args, env=served.env(prefix))
     assert done.returncode == 0, done.stdout + done.stderr
     return prefix
 
 
-def test_recipe_writes_checkpoint_folder_and_samples(undisturbed: Path) -> None:
+def test_recipe_writes_checkpoint_folder_and_samples(undisturbed: Path, served: Served) -> None:
     """A native checkpoint, a bf16 HF folder with template and stop ids, and samples come out."""
     training = recipes.output_path(undisturbed, f"checkpoints/{RUN}")
     export = recipes.output_path(undisturbed, f"exports/{RUN}")
@@ -58,31 +75,32 @@ def test_recipe_writes_checkpoint_folder_and_samples(undisturbed: Path) -> None:
     assert json.loads((last / "metadata.json").read_text())["step"] == 9
     assert sorted(recipes.losses(training)) == list(range(1, 11))
     generation = json.loads((export / "generation_config.json").read_text())
-    assert {128001, 128009} <= set(generation["eos_token_id"])
+    assert set(served.stops) <= set(generation["eos_token_id"])
     assert "{% generation %}" in (export / "chat_template.jinja").read_text()
     assert len(json.loads((samples / "samples.json").read_text())) >= 1
 
 
-def test_second_run_starts_no_step(undisturbed: Path, served: str) -> None:
+def test_second_run_starts_no_step(undisturbed: Path, served: Served) -> None:
     """The same command again finds everything complete."""
-    before = {path: recipes.record(path)["started_at"] for path in undisturbed.glob("*/*") if (path / ".neve").exists()}
-    env = recipes.environment(undisturbed, HF_ENDPOINT=served, HF_HOME=str(undisturbed / "hf"))
+    before = {
+        path: recipes.record(path)["started_at"]
+        for path in undisturbed.glob("*/*")
+        if (path / ".neve").exists()
+    }
 
-    done = recipes.run(recipes.H100, *ON_CPU, env=env)
+    done = recipes.run(recipes.H100, *served.args, env=served.env(undisturbed))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path: recipes.record(path)["started_at"] for path in before} == before
 
 
 def test_killed_training_resumes_with_the_same_losses(
-    undisturbed: Path, served: str, cache: str, tmp_path: Path
+    undisturbed: Path, served: Served, tmp_path: Path
 ) -> None:
     """kill -9 of the training process, then the same command: the losses of an undisturbed run."""
-    env = recipes.environment(
-        tmp_path, HF_ENDPOINT=served, HF_HOME=str(tmp_path / "hf"), JAX_COMPILATION_CACHE_DIR=cache
-    )
+    env = served.env(tmp_path)
     first = subprocess.Popen(
-        [sys.executable, "-m", recipes.H100, *ON_CPU],
+        [sys.executable, "-m", recipes.H100, *served.args],
         cwd=recipes.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     pid = _wait_for_checkpoint(tmp_path, first)
@@ -91,7 +109,7 @@ def test_killed_training_resumes_with_the_same_losses(
     assert first.returncode == 1, output
     assert "SIGKILL" in output
 
-    again = recipes.run(recipes.H100, *ON_CPU, env=env)
+    again = recipes.run(recipes.H100, *served.args, env=env)
 
     assert again.returncode == 0, again.stdout + again.stderr
     training = recipes.output_path(tmp_path, f"checkpoints/{RUN}")

@@ -53,7 +53,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("args", "sentence"), WRONG)
-def test_wrong_input_is_one_sentence_and_exit_2(args: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+def test_wrong_input_is_one_sentence_and_exit_2(
+    args: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
     """What can be known at plan is refused there, without a traceback."""
     done = run(H100, "--accelerator", "32xH100", "--dry_run", *args, env=environment(tmp_path))
 

@@ -1,5 +1,6 @@
 """The repositories of snowball_h100 in the real layouts, holding a small model and a few conversations."""
 
+import json
 from pathlib import Path
 
 from experiments.sft.configs.snowball_h100 import SPEC
@@ -10,8 +11,12 @@ from steps.make_tokenizer import MakeTokenizerConfig, make_tokenizer
 from tests.hub.server import LocalHub
 
 
-def add_h100_repositories(hub: LocalHub, folder: Path, private: bool = False) -> None:
-    """Puts the recipe's model and data set on the hub at the revisions that it pins."""
+def add_h100_repositories(hub: LocalHub, folder: Path, private: bool = False) -> tuple[int, ...]:
+    """Puts the recipe's model and data set on the hub at the revisions that it pins.
+
+    Returns:
+        Ids of <|end_of_text|> and <|eot_id|> in the small tokenizer.
+    """
     model, source = SPEC.model, SPEC.datasets[0].source
     assert isinstance(model, HubModel)
     assert isinstance(source, HubDataset)
@@ -30,3 +35,6 @@ def add_h100_repositories(hub: LocalHub, folder: Path, private: bool = False) ->
     hub.add_repo(model.repo, "model", files, revision=model.revision, private=private)
     data = {f"data/{path.name}": path for path in sorted(corpus.glob("*.parquet"))}
     hub.add_repo(source.repo, "dataset", data, revision=source.revision, private=private)
+    tokens = json.loads((folder / "tokenizer" / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in tokens}
+    return ids["<|end_of_text|>"], ids["<|eot_id|>"]

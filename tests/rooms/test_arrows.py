@@ -21,7 +21,14 @@ ALLOWED = {
     "neve": {"neve"},
 }
 HEAVY = {"jax", "levanter", "haliax", "equinox", "optax"}
-PLANNING_IS_FREE_OF = HEAVY | {"transformers", "datasets", "torch", "tensorflow", "pyarrow", "tensorstore"}
+PLANNING_IS_FREE_OF = HEAVY | {
+    "transformers",
+    "datasets",
+    "torch",
+    "tensorflow",
+    "pyarrow",
+    "tensorstore",
+}
 
 
 def modules(room: str) -> list[Path]:
@@ -39,7 +46,8 @@ def imported(path: Path) -> list[tuple[str, int, bool]]:
             found += [(alias.name, node.lineno, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found += [
-                (f"{node.module}.{alias.name}", node.lineno, id(node) in top) for alias in node.names
+                (f"{node.module}.{alias.name}", node.lineno, id(node) in top)
+                for alias in node.names
             ]
     return found
 
@@ -108,6 +116,8 @@ def test_recipes_and_steps_import_nothing_heavy_at_the_top(room: str) -> None:
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_modules_stay_under_five_hundred_lines(room: str) -> None:
     """A module that outgrows 500 lines is split by concern."""
-    sizes = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(room)}
+    sizes = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(room)
+    }
 
     assert {name: size for name, size in sizes.items() if size > 500} == {}
