@@ -72,7 +72,9 @@ def restore_newest(
             reason = str(error).strip().partition("\n")[0][:300]
             torn.append(candidate)
             reasons.append(f"step-{candidate.step} is unreadable ({reason})")
-            message(f"checkpoint {candidate.path} is unreadable ({reason}); looking at an older one.")
+            message(
+                f"checkpoint {candidate.path} is unreadable ({reason}); looking at an older one."
+            )
     if candidates:
         raise CheckpointError(
             f"checkpoints exist under {path} but none can be loaded: {'; '.join(reasons)}. "
@@ -109,7 +111,9 @@ class NotingCheckpointer(Checkpointer):
         super().save_checkpoint(*args, **kwargs)
 
 
-def without_step(candidates: list[CheckpointCandidate], completed: int) -> list[CheckpointCandidate]:
+def without_step(
+    candidates: list[CheckpointCandidate], completed: int
+) -> list[CheckpointCandidate]:
     """Removes the unreadable checkpoint of a train step that was just done again, if any."""
     for candidate in candidates:
         if candidate.step == completed - 1:

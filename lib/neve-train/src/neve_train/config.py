@@ -95,7 +95,9 @@ class ExecutionConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise TrainInputError(f"execution: {name} must be 1 or more, got {value}. Raise it.")
+                raise TrainInputError(
+                    f"execution: {name} must be 1 or more, got {value}. Raise it."
+                )
         if not self.checkpoint_every_seconds > 0:
             raise TrainInputError(
                 "execution: checkpoint_every_seconds must be above 0, got "

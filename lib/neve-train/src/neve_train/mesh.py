@@ -42,7 +42,9 @@ def check_mesh(
                 "Snowball splits nothing over another axis; use data."
             )
         sizes[name] = size
-    if list(sizes.values()).count(-1) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+    if list(sizes.values()).count(-1) > 1 or any(
+        size < 1 and size != -1 for size in sizes.values()
+    ):
         raise TrainInputError(
             f"mesh: sizes must be 1 or more and at most one -1, got {_text(sizes)}. Change them."
         )

@@ -41,7 +41,9 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
         """Returns the model with another number of embeddings."""
         return _adopt(super().resize_vocab(new_size, key=key))
 
-    def from_state_dict(self, state_dict: Any, prefix: str | None = None) -> NeveSnowballLMHeadModel:
+    def from_state_dict(
+        self, state_dict: Any, prefix: str | None = None
+    ) -> NeveSnowballLMHeadModel:
         """Returns the model with the weights of a Hugging Face state dict."""
         return _adopt(super().from_state_dict(state_dict, prefix=prefix))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.random as jrandom
 from haliax import Axis
@@ -23,9 +22,10 @@ from neve_train import checkpoints, devices
 from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
 from neve_train.data import data_config, read_plan
 from neve_train.errors import TrainInputError
+from neve_train.export import load_hf_model
 from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
-from neve_train.model import NeveSnowballConfig, read_model_config
+from neve_train.model import read_model_config
 from neve_train.tracking import start_tracking
 
 __all__ = ["Callbacks", "train"]
@@ -48,7 +48,9 @@ class Callbacks:
 
 
 def train(
-    config: TrainSftConfig, output_path: str, callbacks: Callbacks = Callbacks()  # noqa: B008  frozen
+    config: TrainSftConfig,
+    output_path: str,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008  frozen
 ) -> dict[str, Any]:
     """Trains to the plan's last train step; killed at any time and called again, it goes on.
 
@@ -135,8 +137,7 @@ class _Run:
         )
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
-        data_key, _, model_key, training_key = jrandom.split(jrandom.PRNGKey(self.config.seed), 4)
-        del data_key
+        _, _, model_key, training_key = jrandom.split(jrandom.PRNGKey(self.config.seed), 4)
         Pos = self.model_config.max_Pos.resize(self.config.seq_len)
         data = data_config(self.config, self.plan)
         dataset = data.train_set(
@@ -190,8 +191,11 @@ class _Run:
         trainer.config = dataclasses.replace(
             trainer.config, load_checkpoint=False, load_checkpoint_path=None
         )
-        model = load_weights(
-            self.model_config, str(self.config.model), tokenizer, trainer.mp.param_dtype
+        model = load_hf_model(
+            self.model_config,
+            str(self.config.model),
+            str(self.config.tokenizer),
+            trainer.mp.param_dtype,
         )
         model = named_jit(trainer.mp.cast_to_param, trainer.parameter_axis_mapping)(model)
         return trainer.initial_state(training_key, model=model)
@@ -259,16 +263,6 @@ class _Run:
             "resumed_from": first or None,
             "checkpoint": f"checkpoints/step-{self.num_train_steps - 1}",
         }
-
-
-def load_weights(config: NeveSnowballConfig, folder: str, tokenizer: Any, dtype: Any) -> Any:
-    """Returns the model of a Hugging Face folder on the current mesh."""
-    converter = config.hf_checkpoint_converter().replaced(
-        reference_checkpoint=folder, tokenizer=tokenizer
-    )
-    return converter.load_pretrained(
-        config.model_type, config=config, axis_mapping=hax.partitioning.current_thread_local_mapping(), dtype=dtype
-    )
 
 
 def adam(config: OptimizerConfig) -> AdamConfig:

@@ -1,0 +1,65 @@
+"""Step: a native checkpoint as a Hugging Face folder, ready to be served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neve_train.errors import TrainInputError
+
+__all__ = ["ExportHfConfig", "export_hf"]
+
+DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHfConfig:
+    """What is exported, and what goes with it."""
+
+    checkpoint: Any
+    """Output of train_sft, or one step-N folder: a path or a step."""
+    model: Any
+    """Folder with the base model's config.json: a path or a step."""
+    tokenizer: Any
+    """Folder with the tokenizer's files: a path or a step."""
+    template_text: str
+    """Chat template of the training, written into the tokenizer's files as it stands."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Further ids at which generation stops; those of template, tokenizer and base are included."""
+    dtype: str = "bfloat16"
+    """Type of the weights: bfloat16 or float32."""
+    mesh: Any = None
+    """Mesh axes as pairs (name, size), wrapped in unhashed(); None: chosen from the devices."""
+
+    def __post_init__(self) -> None:
+        """Checks the type."""
+        if self.dtype not in DTYPES:
+            raise TrainInputError(
+                f"export: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}. Pick one."
+            )
+
+
+def export_hf(config: ExportHfConfig, output_path: str) -> dict[str, Any]:
+    """The output path is the Hugging Face folder: weights, configs, tokenizer and template.
+
+    Returns:
+        train_step (completed), parameters, eos_token_ids, dtype.
+
+    Raises:
+        CheckpointError: No checkpoint there can be read.
+        TrainInputError: An end-of-turn id is no token.
+    """
+    from neve import progress
+    from neve_train.export import export  # heavy: jax and Levanter
+
+    return export(
+        str(config.checkpoint),
+        str(config.model),
+        str(config.tokenizer),
+        config.template_text,
+        output_path,
+        eos_token_ids=tuple(config.eos_token_ids),
+        dtype=config.dtype,
+        axes=dict(config.mesh) if config.mesh else None,
+        on_message=progress.message,
+    )
