@@ -1,27 +1,19 @@
-"""Listing and fetching files of a pinned hub revision; shared by steps that read from a hub."""
+"""Listing and verifying files of a pinned hub revision; shared by steps that read from a hub."""
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import IO, Any
 
 from neve.errors import InputError
 
-_CHUNK_BYTES = 1 << 20
-_MAX_TRIES = 6
+CHUNK_BYTES = 1 << 20
+MAX_TRIES = 6
 
 
 class DownloadError(RuntimeError):
     """The hub did not deliver what its listing promises."""
-
-
-class StoppedError(RuntimeError):
-    """Another file failed, so this one is given up."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +56,7 @@ def open_source(repo: str, repo_type: str, revision: str) -> Source:
     return Source(repo=repo, repo_type=repo_type, revision=revision, endpoint=endpoint, token=token)
 
 
-def _explain(error: Any, source: Source) -> InputError | None:
+def explain_refusal(error: Any, source: Source) -> InputError | None:
     """Return the user's mistake behind a hub error, or None where it isn't one."""
     from huggingface_hub import errors  # optional at plan time
 
@@ -88,7 +80,8 @@ def _explain(error: Any, source: Source) -> InputError | None:
     return None
 
 
-def _retry_seconds(response: Any, tries: int) -> float:
+def retry_seconds(response: Any, tries: int) -> float:
+    """Return how long to wait after a failed try: as the hub asks, else longer each time."""
     value = response.headers.get("Retry-After", "") if response is not None else ""
     return min(300.0, float(value)) if value.isdigit() else min(30.0, 0.25 * 2**tries)
 
@@ -105,7 +98,8 @@ def list_remote_files(source: Source) -> list[RemoteFile]:
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(endpoint=source.endpoint, token=source.token or False)
-    for tries in range(_MAX_TRIES):
+    reason = ""
+    for tries in range(MAX_TRIES):
         response = None
         try:
             tree = api.list_repo_tree(
@@ -118,26 +112,20 @@ def list_remote_files(source: Source) -> list[RemoteFile]:
         except HfHubHTTPError as error:
             response = error.response
             reason = f"HTTP {response.status_code}"
-            mistake = _explain(error, source)
+            mistake = explain_refusal(error, source)
             if mistake is not None:
                 raise mistake from None  # the cause holds request headers
             if response.status_code != 429 and response.status_code < 500:
                 break
         except httpx.TransportError as error:
             reason = type(error).__name__
-        if tries + 1 < _MAX_TRIES:
-            time.sleep(_retry_seconds(response, tries))
+        if tries + 1 < MAX_TRIES:
+            time.sleep(retry_seconds(response, tries))
     message = f"{source}: the hub must list its files, got {reason}. Check {source.endpoint}."
     raise DownloadError(message)
 
 
 def _remote_file(entry: Any) -> RemoteFile:
-    parts = entry.path.split("/")
-    if ".." in parts or "" in parts or "\\" in entry.path or parts[0].startswith(".neve"):
-        raise InputError(
-            f"file {entry.path!r}: a repository's file must stay below the output path, outside "
-            ".neve. Leave it out by choosing another repository."
-        )
     if entry.lfs is not None:
         digest = f"sha256:{entry.lfs.sha256}"
         return RemoteFile(name=entry.path, size=entry.lfs.size, digest=digest)
@@ -153,138 +141,21 @@ def _hasher(file: RemoteFile) -> Any:
 def has_digest(stream: IO[bytes], file: RemoteFile) -> bool:
     """Return whether the bytes of the stream are those of the listing."""
     hasher = _hasher(file)
-    while chunk := stream.read(_CHUNK_BYTES):
+    while chunk := stream.read(CHUNK_BYTES):
         hasher.update(chunk)
     return hasher.hexdigest() == file.digest.split(":")[1]
 
 
-@contextlib.contextmanager
-def open_client(source: Source) -> Iterator[Any]:
-    """Yield an HTTP client; it drops the token when a redirect leaves the hub's host."""
-    import httpx  # optional at plan time
-    from huggingface_hub.utils import build_hf_headers
-
-    headers = build_hf_headers(token=source.token or False) | {"accept-encoding": "identity"}
-    with httpx.Client(headers=headers, follow_redirects=True, timeout=60) as client:
-        yield client
-
-
-def fetch_file(
-    client: Any,
-    source: Source,
-    file: RemoteFile,
-    part: Path,
-    *,
-    stop: threading.Event,
-    received: Callable[[int], None],
-) -> None:
-    """Leave the verified bytes of one file at `part`, going on where an earlier try ended.
-
-    Args:
-        client: From `open_client`; may be shared between threads.
-        source: Where it lies.
-        file: What the listing says.
-        part: Local file; what it holds already is kept and verified with the rest.
-        stop: Set by the caller to give up early.
-        received: Called with the number of new bytes, negative where some were dropped.
+def check_name(name: str) -> None:
+    """Refuse a name that would leave the output path or hide among the files of neve.
 
     Raises:
-        DownloadError: The bytes are still wrong or absent after several tries.
+        InputError: The name is refused.
     """
-    import httpx  # optional at plan time
-    from huggingface_hub.errors import HfHubHTTPError
-
-    tries, best = 0, -1
-    while True:
-        response = None
-        try:
-            reason = _fetch_once(client, source, file, part, stop, received)
-            if not reason:
-                return
-        except HfHubHTTPError as error:
-            response = error.response
-            reason = f"HTTP {response.status_code}"
-            mistake = _explain(error, source)
-            if mistake is not None:
-                raise mistake from None  # the cause holds request headers
-            if response.status_code != 429 and response.status_code < 500:
-                tries = _MAX_TRIES
-        except httpx.TransportError as error:
-            reason = f"a broken connection ({type(error).__name__})"
-        have = part.stat().st_size if part.exists() else 0
-        tries = 1 if have > best and tries < _MAX_TRIES else tries + 1
-        best = max(best, have)
-        if tries >= _MAX_TRIES:
-            rule = f"{file.size} bytes with digest {file.digest} must arrive, got {reason}"
-            raise DownloadError(f"{source} file {file.name!r}: {rule}. Run again to continue.")
-        if stop.wait(_retry_seconds(response, tries)):
-            raise StoppedError(file.name)
-
-
-def _fetch_once(
-    client: Any,
-    source: Source,
-    file: RemoteFile,
-    part: Path,
-    stop: threading.Event,
-    received: Callable[[int], None],
-) -> str:
-    """Return what was wrong with the file after one request, empty if nothing."""
-    from huggingface_hub import hf_hub_url
-
-    part.touch()
-    if part.stat().st_size < file.size or (file.size == 0 and part.stat().st_size):
-        url = hf_hub_url(
-            source.repo,
-            file.name,
-            repo_type=source.repo_type,
-            revision=source.revision,
-            endpoint=source.endpoint,
+    parts = name.split("/")
+    unsafe = ".." in parts or "." in parts or "" in parts or "\\" in name
+    if unsafe or ".neve" in parts or parts[0].startswith(".neve") or name.endswith(".neve-tmp"):
+        raise InputError(
+            f"file {name!r}: a repository's file must stay below the output path, outside of "
+            "the names that start with .neve, got this name. Leave it out with ignore."
         )
-        have = part.stat().st_size
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        with client.stream("GET", url, headers=headers) as response:
-            _append(response, source, have, part, stop, received)
-    size = part.stat().st_size
-    if size < file.size:
-        return f"{size} bytes"
-    with part.open("rb") as stream:
-        if size == file.size and has_digest(stream, file):
-            return ""
-    part.unlink()
-    received(-size)
-    return f"{size} bytes with another digest"
-
-
-def _append(
-    response: Any,
-    source: Source,
-    have: int,
-    part: Path,
-    stop: threading.Event,
-    received: Callable[[int], None],
-) -> None:
-    from huggingface_hub.utils import hf_raise_for_status
-
-    if response.status_code == 416:
-        part.unlink()
-        received(-have)
-        part.touch()
-        return
-    if response.is_error:
-        response.read()
-    hf_raise_for_status(response)
-    commits = {r.headers.get("X-Repo-Commit") for r in [*response.history, response]} - {None}
-    if commits - {source.revision}:
-        got = ", ".join(sorted(commits))
-        raise DownloadError(f"{source}: files must come from that commit, got {got}. Report it.")
-    goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-    if have and not (response.status_code == 206 and goes_on):
-        received(-have)
-        have = 0
-    with part.open("ab" if have else "wb") as target:
-        for chunk in response.iter_raw(_CHUNK_BYTES):
-            target.write(chunk)
-            received(len(chunk))
-            if stop.is_set():
-                raise StoppedError(part.name)

@@ -1,23 +1,20 @@
 """Step: files of a hub repository at one commit to the output path, every byte verified."""
 
-import concurrent.futures
 import dataclasses
 import fnmatch
 import os
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 from neve import progress, storage
 from neve.errors import InputError
 
-from steps import _hub
+from steps import _hub, _hub_fetch
 
 __all__ = ["DownloadHfConfig", "download_hf", "select_names"]
 
 MANIFEST_NAME = ".neve-download.json"
-_NUM_THREADS = 4
 _SHOWN = 12
 
 
@@ -114,12 +111,15 @@ def download_hf(config: DownloadHfConfig, output_path: str) -> dict[str, Any]:
     """
     old = _read_manifest(config, output_path)
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    source = None
     if offline:
         files = _offline_files(config, output_path, old)
     else:
         source = _hub.open_source(config.repo, config.repo_type, config.revision)
         listing = {file.name: file for file in _hub.list_remote_files(source)}
         names = select_names(list(listing), config.allow, config.ignore, str(source))
+        for name in names:
+            _hub.check_name(name)
         files = [listing[name] for name in names]
     faults = _find_faults(files, output_path)
     if offline and faults:
@@ -128,7 +128,7 @@ def download_hf(config: DownloadHfConfig, output_path: str) -> dict[str, Any]:
             f"{output_path}: all files of {config.repo} must be there while HF_HUB_OFFLINE is "
             f"set, got {listed}. Run it once with access to the hub."
         )
-    if not offline:
+    if source is not None:
         _remove_unwanted(old, files, output_path)
         storage.write_json(storage.join(output_path, MANIFEST_NAME), _manifest(config, files))
         _fetch_all(source, [f for f in files if f.name in faults], files, output_path)
@@ -169,7 +169,8 @@ def _read_manifest(config: DownloadHfConfig, output_path: str) -> dict[str, Any]
 
 
 def _is_own(name: str) -> bool:
-    return name.startswith(".neve/") or name == MANIFEST_NAME or name.endswith(".incomplete")
+    own = (".neve/", f"{_hub_fetch.PARTS_NAME}/")
+    return name.startswith(own) or name == MANIFEST_NAME or name.endswith(".incomplete")
 
 
 def _offline_files(
@@ -188,11 +189,12 @@ def _offline_files(
 def _find_faults(files: list[_hub.RemoteFile], output_path: str) -> dict[str, str]:
     """Return what is wrong with each file that isn't there as the listing says."""
     sizes = {info.name: info.size for info in storage.list_files(output_path)}
+    unlisted = sizes.keys() - {file.name for file in files}
     faults = {}
     for file in files:
         path = storage.join(output_path, file.name)
         if file.name not in sizes:
-            has_part = f"{file.name}.incomplete" in sizes
+            has_part = any(part in unlisted for part in _hub_fetch.part_names(file.name))
             faults[file.name] = "missing" + (" (there is an .incomplete)" if has_part else "")
         elif sizes[file.name] != file.size:
             faults[file.name] = f"has size {sizes[file.name]}, expected {file.size}"
@@ -207,10 +209,11 @@ def _remove_unwanted(
     old: dict[str, Any] | None, files: list[_hub.RemoteFile], output_path: str
 ) -> None:
     """Remove what an earlier call with other patterns fetched and this one doesn't want."""
-    for name in set(old["files"] if old else ()) - {file.name for file in files}:
-        for path in (name, f"{name}.incomplete"):
-            if storage.exists(storage.join(output_path, path)):
-                storage.remove_tree(storage.join(output_path, path))
+    wanted = {file.name for file in files}
+    present = {info.name for info in storage.list_files(output_path)}
+    for name in set(old["files"] if old else ()) - wanted:
+        for path in ({name, *_hub_fetch.part_names(name)} & present) - wanted:
+            storage.remove_tree(storage.join(output_path, path))
 
 
 def _fetch_all(
@@ -219,11 +222,10 @@ def _fetch_all(
     files: list[_hub.RemoteFile],
     output_path: str,
 ) -> None:
-    """Fetch a few files at a time; the first failure stops the others."""
+    """Fetch what is faulty and report progress over all files."""
     total = sum(file.size for file in files)
     done = total - sum(file.size for file in faulty)
     lock = threading.Lock()
-    stop = threading.Event()
 
     def received(num_bytes: int) -> None:
         nonlocal done
@@ -231,27 +233,5 @@ def _fetch_all(
             done += num_bytes
             progress.report(done=done, total=total, unit="bytes")
 
-    def fetch(file: _hub.RemoteFile) -> None:
-        target = storage.join(output_path, file.name)
-        if storage.is_local(output_path):
-            part = Path(storage.local_path(target) + ".incomplete")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            received(part.stat().st_size if part.exists() else 0)
-            _hub.fetch_file(client, source, file, part, stop=stop, received=received)
-            part.replace(storage.local_path(target))
-            return
-        with storage.scratch_dir() as folder:
-            part = folder / "file"
-            _hub.fetch_file(client, source, file, part, stop=stop, received=received)
-            storage.upload_file(part, target)
-
-    with (
-        _hub.open_client(source) as client,
-        concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool,
-    ):
-        try:
-            for future in concurrent.futures.as_completed([pool.submit(fetch, f) for f in faulty]):
-                future.result()
-        finally:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+    taken = frozenset(file.name for file in files)
+    _hub_fetch.fetch_all(source, faulty, output_path, taken, received)

@@ -1,10 +1,12 @@
-"""Step: copy files of this machine under the prefix; identity is their content, never their path."""
+"""Step: files of this machine copied under the prefix; identity is content, never the path."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from neve.errors import InputError
 from neve.step import unhashed
 
 _CHUNK_BYTES = 1 << 20
+_SETTLED_SECONDS = 1.0  # a file changed again within one tick of the clock keeps its times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,8 @@ class ImportLocalConfig:
 def local_source(path: str) -> ImportLocalConfig:
     """Return the config of a file or folder, its files digested now.
 
-    Digests are remembered in the user's cache folder by (path, size, mtime, inode), so that planning
+    Hidden files, bytecode and what is no regular file are left out; links are followed. Digests are
+    remembered in the user's cache folder with size, times and inode of the file, so that planning
     again reads nothing.
 
     Raises:
@@ -41,14 +45,18 @@ def local_source(path: str) -> ImportLocalConfig:
             f"local source {path}: must be a file or a folder, got nothing there. Check the path; "
             f"relative ones start at {Path.cwd()}."
         )
-    files = sorted(_files(source))
-    if not files:
-        raise InputError(f"local source {path}: must hold files, got an empty folder. Add some.")
     memory = _Memory()
     try:
+        files = sorted(_files(source))
         digests = tuple((name, memory.digest(file)) for name, file in files)
     except OSError as error:
-        raise InputError(f"local source {path}: must be readable, got {error}.") from error
+        raise InputError(
+            f"local source {path}: must be readable, got {error}. Change the rights or remove it."
+        ) from error
+    if not digests:
+        raise InputError(
+            f"local source {path}: must hold files, got none that is not hidden. Add some."
+        )
     memory.save()
     return ImportLocalConfig(source=unhashed(str(source.resolve())), digests=digests)
 
@@ -70,7 +78,9 @@ def import_local(config: ImportLocalConfig, output_path: str) -> dict[str, Any]:
         target = storage.join(output_path, name)
         file = source / name if source.is_dir() else source
         if not file.is_file():
-            raise InputError(f"local source {file}: must stay there until it is imported, got none.")
+            raise InputError(
+                f"local source {file}: must stay there until it is imported, got none."
+            )
         with storage.open_file(target, "wb") as out:
             seen = hashlib.sha256()
             for chunk in _chunks(file):
@@ -87,16 +97,36 @@ def import_local(config: ImportLocalConfig, output_path: str) -> dict[str, Any]:
 
 
 def _files(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name, file) for what counts: no hidden files, no bytecode."""
+    """Yield (name, file) for what counts.
+
+    Raises:
+        OSError: A folder can't be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     if source.is_file():
         yield source.name, source
         return
-    for folder, folders, names in os.walk(source):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__pycache__")
+    for folder, folders, names in os.walk(source, onerror=fail, followlinks=True):
+        real = os.path.realpath(folder)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name != "__pycache__"
+            and not _is_within(real, os.path.realpath(os.path.join(folder, name)))
+        ]
         for name in names:
-            if not name.startswith("."):
-                file = Path(folder) / name
-                yield file.relative_to(source).as_posix(), file
+            file = Path(folder) / name
+            if not name.startswith(".") and (file.is_file() or not file.exists()):
+                yield file.relative_to(source).as_posix(), file  # a dead link fails when read
+
+
+def _is_within(path: str, folder: str) -> bool:
+    """Return whether the path is the folder or lies below it, so that a link to it would loop."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _chunks(file: Path) -> Iterator[bytes]:
@@ -114,25 +144,29 @@ class _Memory:
         self._changed = False
         try:
             known = json.loads(self._path.read_text())
-            self._known: dict[str, str] = known if isinstance(known, dict) else {}
+            self._known: dict[str, Any] = known if isinstance(known, dict) else {}
         except (OSError, ValueError):
             self._known = {}
 
     def digest(self, file: Path) -> str:
         """Return the sha256 of a file."""
-        facts = file.stat()
-        key = f"{file.resolve()}|{facts.st_size}|{facts.st_mtime_ns}|{facts.st_ino}"
-        if key not in self._known:
-            digest = hashlib.sha256()
-            for chunk in _chunks(file):
-                digest.update(chunk)
-            if file.stat().st_mtime_ns != facts.st_mtime_ns:
-                raise InputError(
-                    f"local source {file}: must not change while it is read, got a new time. Run the command again."
-                )
-            self._known[key] = digest.hexdigest()
+        facts = _facts(file)
+        key = str(file.resolve())
+        entry = self._known.get(key)
+        if isinstance(entry, list) and entry[:-1] == facts and isinstance(entry[-1], str):
+            return entry[-1]
+        digest = hashlib.sha256()
+        for chunk in _chunks(file):
+            digest.update(chunk)
+        if _facts(file) != facts:
+            raise InputError(
+                f"local source {file}: must not change while it is read, got a new time. "
+                "Run the command again."
+            )
+        if time.time() - max(facts[1:3]) / 1e9 > _SETTLED_SECONDS:
+            self._known[key] = [*facts, digest.hexdigest()]
             self._changed = True
-        return self._known[key]
+        return digest.hexdigest()
 
     def save(self) -> None:
         """Write what was learned; a cache folder that can't be written is no error."""
@@ -144,4 +178,11 @@ class _Memory:
             part.write_text(json.dumps(self._known))
             part.replace(self._path)
         except OSError:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _facts(file: Path) -> list[int]:
+    """Return what changes with the content: size, mtime, ctime and inode."""
+    facts = file.stat()
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
