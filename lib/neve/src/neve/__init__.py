@@ -4,7 +4,6 @@ Public names load on first use, so that `import neve` stays a matter of millisec
 """
 
 import importlib
-from typing import Any
 
 _HOMES = {
     "ExecutorStep": "neve.step",
@@ -29,7 +28,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'neve' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
