@@ -3,16 +3,14 @@
     hub = LocalHub(); sha = hub.add_repo("org/data", "dataset", {"a.jsonl": b"..."})
     with hub.serving() as endpoint: ...          # HF_ENDPOINT=endpoint
 
-Run one by hand: python tests/hub/server.py --root DIR --port N
+Run one by hand: python -m tests.hub.server --root DIR --port N
 DIR holds {models,datasets}/<owner>/<name>/<files>.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import hashlib
 import http.server
-import io
 import json
 import re
 import socket
@@ -20,73 +18,14 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+from tests.hub.content import CHUNK_BYTES, Blob, Fault, Repo, Request, make_blob
+
+__all__ = ["Blob", "Fault", "LocalHub", "Repo", "Request", "make_blob"]
 
 _PAGE = 100
-_CHUNK_BYTES = 1 << 20
 _API = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)/(revision|tree|paths-info)/([^/]+)(?:/.*)?")
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-
-
-@dataclasses.dataclass
-class Blob:
-    """One file: its bytes or where they lie, and its digests."""
-
-    content: bytes | Path
-    size: int
-    sha256: str
-    git_sha1: str
-    is_lfs: bool
-
-    def open(self) -> IO[bytes]:
-        """Return a stream of the bytes."""
-        return (
-            self.content.open("rb") if isinstance(self.content, Path) else io.BytesIO(self.content)
-        )
-
-
-@dataclasses.dataclass
-class Repo:
-    """Commits, refs and who may read."""
-
-    commits: dict[str, dict[str, Blob]] = dataclasses.field(default_factory=dict)
-    refs: dict[str, str] = dataclasses.field(default_factory=dict)
-    private: bool = False
-    gated: bool = False
-
-
-@dataclasses.dataclass
-class Fault:
-    """What to do wrong with the next `times` GETs of a file, or of the listing (name "")."""
-
-    drop_after: int | None = None
-    wrong_bytes: bool = False
-    truncate_to: int | None = None
-    status: int | None = None
-    retry_after: int | None = None
-    times: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One line of the request log."""
-
-    method: str
-    path: str
-    range: str | None
-    has_token: bool
-
-
-def make_blob(content: bytes | Path, lfs_bytes: int = 1 << 20) -> Blob:
-    """Return the file with its digests, reading it in pieces."""
-    size = content.stat().st_size if isinstance(content, Path) else len(content)
-    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
-    blob = Blob(content, size, "", "", size >= lfs_bytes)
-    with blob.open() as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            sha256.update(chunk)
-            sha1.update(chunk)
-    return dataclasses.replace(blob, sha256=sha256.hexdigest(), git_sha1=sha1.hexdigest())
 
 
 class LocalHub:
@@ -97,6 +36,8 @@ class LocalHub:
         self.faults: dict[str, Fault] = {}
         self.requests: list[Request] = []
         self.tokens = tokens
+        self.hanging = threading.Event()
+        self.released = threading.Event()
         self.lock = threading.Lock()
 
     def add_repo(
@@ -120,7 +61,7 @@ class LocalHub:
         entry.private, entry.gated = private, gated
         return sha
 
-    def fail(self, name: str, **fault: int | bool) -> None:
+    def fail(self, name: str, **fault: int | bool | str) -> None:
         """Make the next GETs of a file go wrong; see Fault."""
         self.faults[name] = Fault(**fault)
 
@@ -254,6 +195,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if blob is None:
             return self._refuse(404, "EntryNotFound", "Entry not found")
         fault = self.server.hub.take_fault(name) if self.command == "GET" else Fault()
+        if fault.redirect_to:
+            return self._refuse(302, "", "Found", Location=fault.redirect_to + self.path)
         if fault.status:
             return self._fail_status(fault)
         etag = blob.sha256 if blob.is_lfs else blob.git_sha1
@@ -274,14 +217,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None
 
     def _send_bytes(self, blob: Blob, start: int, end: int, fault: Fault) -> None:
-        left = end - start if fault.drop_after is None else min(end - start, fault.drop_after)
+        limits = [n for n in (fault.drop_after, fault.hang_after) if n is not None]
+        left = min([end - start, *limits])
         with blob.open() as stream, contextlib.suppress(ConnectionError):
             stream.seek(start)
             while left:
-                chunk = stream.read(min(left, _CHUNK_BYTES))
+                chunk = stream.read(min(left, CHUNK_BYTES))
                 left -= len(chunk)
                 self.wfile.write(bytes(255 - b for b in chunk) if fault.wrong_bytes else chunk)
-        if fault.drop_after is not None:
+        if fault.hang_after is not None:
+            self.server.hub.hanging.set()
+            self.server.hub.released.wait(60)
+        if limits:
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)

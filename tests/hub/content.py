@@ -1,0 +1,72 @@
+"""What a local hub holds and notes: files, repositories, faults and requests."""
+
+import dataclasses
+import hashlib
+import io
+from pathlib import Path
+from typing import IO
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclasses.dataclass
+class Blob:
+    """One file: its bytes or where they lie, and its digests."""
+
+    content: bytes | Path
+    size: int
+    sha256: str
+    git_sha1: str
+    is_lfs: bool
+
+    def open(self) -> IO[bytes]:
+        """Return a stream of the bytes."""
+        return (
+            self.content.open("rb") if isinstance(self.content, Path) else io.BytesIO(self.content)
+        )
+
+
+@dataclasses.dataclass
+class Repo:
+    """Commits, refs and who may read."""
+
+    commits: dict[str, dict[str, Blob]] = dataclasses.field(default_factory=dict)
+    refs: dict[str, str] = dataclasses.field(default_factory=dict)
+    private: bool = False
+    gated: bool = False
+
+
+@dataclasses.dataclass
+class Fault:
+    """What to do wrong with the next `times` GETs of a file, or of the listing (name "")."""
+
+    drop_after: int | None = None
+    wrong_bytes: bool = False
+    truncate_to: int | None = None
+    status: int | None = None
+    retry_after: int | None = None
+    redirect_to: str | None = None
+    hang_after: int | None = None
+    times: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One line of the request log."""
+
+    method: str
+    path: str
+    range: str | None
+    has_token: bool
+
+
+def make_blob(content: bytes | Path, lfs_bytes: int = 1 << 20) -> Blob:
+    """Return the file with its digests, reading it in pieces."""
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    blob = Blob(content, size, "", "", size >= lfs_bytes)
+    with blob.open() as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            sha256.update(chunk)
+            sha1.update(chunk)
+    return dataclasses.replace(blob, sha256=sha256.hexdigest(), git_sha1=sha1.hexdigest())
