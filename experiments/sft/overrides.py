@@ -7,6 +7,7 @@ import typing
 from typing import Any
 
 from neve import InputError
+from neve.options import refuse_unknown
 
 FLAG = "--spec."
 
@@ -22,9 +23,7 @@ def apply_overrides(spec: Any, args: list[str]) -> Any:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith(FLAG):
-            raise InputError(
-                f"{flag}: must be an option of this command or {FLAG}<field>. See --help."
-            )
+            refuse_unknown([flag])
         path, equals, value = flag[len(FLAG) :].partition("=")
         if not equals:
             if not rest:

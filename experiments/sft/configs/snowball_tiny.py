@@ -29,7 +29,9 @@ SPEC = SFTSpec(
     model=RandomSnowball(
         corpus=CONVERSATIONS,
         corpus_name="terminal-conversations",
-        shape=MakeTokenizerConfig(corpus=None, vocab_size=1024, hidden_size=128, num_layers=4),
+        shape=MakeTokenizerConfig(
+            corpus=None, vocab_size=1024, num_layers=2, expert_width=64, shared_width=128
+        ),
     ),
     chat_template="marin",
     datasets=(
@@ -42,10 +44,12 @@ SPEC = SFTSpec(
     validation_fraction=0.1,
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1, weight_decay=0.0),
     mesh=MeshSpec(data=-1, expert=1),
-    seq_len=512,
+    seq_len=256,
     batch_size=8,
-    num_train_steps=150,
+    precision="p=f32,c=f32",  # bfloat16 is emulated, and slow, on a CPU
+    num_train_steps=100,
     eval_every_train_steps=50,
+    sample_max_tokens=96,
     tracker=TrackerSpec(project="snowball-tiny", tags=("sft", "tiny")),
 )
 
