@@ -129,7 +129,7 @@ class TrainSftConfig:
     """Rows per train step over all devices, 1 or more."""
     packing: str = "separate"
     """separate: one conversation per row."""
-    optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009  frozen
+    optimizer: OptimizerConfig = OptimizerConfig()
     """Adam and its schedule."""
     precision: str = "p=f32,c=bfloat16"
     """Types of parameters (p) and compute (c), as a jmp policy."""
@@ -141,7 +141,7 @@ class TrainSftConfig:
     """Rows that an expert shard accepts over its even share, 1 or more; more are dropped."""
     z_loss: float = 0.0
     """Weight of the squared log-partition, 0 or more."""
-    execution: Any = ExecutionConfig()  # noqa: RUF009  frozen
+    execution: Any = ExecutionConfig()
     """How training runs, wrapped in unhashed() by a recipe."""
 
     def __post_init__(self) -> None:

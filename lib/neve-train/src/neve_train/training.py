@@ -50,7 +50,7 @@ class Callbacks:
 def train(
     config: TrainSftConfig,
     output_path: str,
-    callbacks: Callbacks = Callbacks(),  # noqa: B008  frozen
+    callbacks: Callbacks = Callbacks(),
 ) -> dict[str, Any]:
     """Trains to the plan's last train step; killed at any time and called again, it goes on.
 

@@ -1,0 +1,53 @@
+"""Fixtures of the training room: programs that train, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.neve_train.toy_run import make_inputs
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("toy_run.py")
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the inputs of the toy run."""
+    folder = tmp_path_factory.mktemp("toy")
+    make_inputs(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_toy(toy: Path) -> Callable[..., tuple[int, Any]]:
+    """Runs a mode of toy_run.py; returns its exit code and what it printed last."""
+
+    def run(mode: str, num_devices: int = 1) -> tuple[int, Any]:
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            # Less optimized programs compile in half the time and are as deterministic.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} "
+            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+            "WANDB_MODE": "disabled",
+        }
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), str(toy), mode],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        if done.returncode > 0:
+            pytest.fail(done.stderr[-4000:])
+        lines = done.stdout.strip().splitlines()
+        return done.returncode, json.loads(lines[-1]) if done.returncode == 0 else None
+
+    return run

@@ -1,0 +1,208 @@
+"""A program of the training tests: one small Snowball, trained in a process of its own.
+
+python toy_run.py FOLDER MODE prints one JSON line.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NUM_TRAIN_STEPS = 8
+SEQ_LEN = 128
+
+
+def make_inputs(folder: Path) -> None:
+    """Writes tokenizer, base model, token caches, plan and conversations."""
+    import numpy as np
+    import zstandard
+    from neve_chat.cache import TreeCacheWriter
+    from steps.make_snowball_base import MakeSnowballBaseConfig, make_snowball_base
+    from steps.make_tokenizer import MakeTokenizerConfig, make_tokenizer
+
+    (folder / "corpus").mkdir(parents=True)
+    rows = [
+        {
+            "id": str(number),
+            "messages": [
+                {"role": "user", "content": f"count to {number}"},
+                {"role": "assistant", "content": " ".join(map(str, range(number)))},
+            ],
+        }
+        for number in range(3, 20)
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (folder / "corpus" / "a.jsonl").write_text(lines)
+    (folder / "conversations").mkdir()
+    (folder / "conversations" / "shard-00000.jsonl.zst").write_bytes(
+        zstandard.compress(lines.encode())
+    )
+    shape = MakeTokenizerConfig(
+        corpus=str(folder / "corpus"),
+        vocab_size=512,
+        hidden_size=64,
+        num_layers=2,
+        head_dim=16,
+        num_experts=4,
+        expert_width=64,
+        shared_width=64,
+        max_position_embeddings=256,
+        sliding_window=64,
+    )
+    make_tokenizer(shape, str(folder / "tokenizer"))
+    make_snowball_base(
+        MakeSnowballBaseConfig(input=str(folder / "tokenizer")), str(folder / "base")
+    )
+    rng = np.random.default_rng(0)
+    for split, num_rows in (("train", 21), ("validation", 5)):
+        with TreeCacheWriter(
+            str(folder / "cache" / split), scratch=folder / "scratch", preprocessor_metadata={}
+        ) as writer:
+            for _ in range(num_rows):
+                positions = np.arange(int(rng.integers(20, 150)))  # some are too long, and dropped
+                ids = (positions % 40 + int(rng.integers(0, 40))).astype(np.int32)
+                writer.append(ids, (positions >= 5).astype(np.int32))
+    (folder / "plan").mkdir()
+    plan = {"num_train_steps": NUM_TRAIN_STEPS, "long_conversations": "drop"}
+    (folder / "plan" / "plan.json").write_text(json.dumps(plan))
+
+
+def train_config(folder: Path, *, batch_size: int = 4, **execution: Any) -> Any:
+    """Returns the TrainSftConfig of the toy."""
+    from neve_chat.templates import load_template
+    from steps.train_sft import ExecutionConfig, OptimizerConfig, TrainSftConfig
+
+    return TrainSftConfig(
+        model=str(folder / "base"),
+        tokenizer=str(folder / "tokenizer"),
+        names=("a",),
+        caches=(str(folder / "cache"),),
+        weights=(1.0,),
+        plan=str(folder / "plan"),
+        template_text=load_template("marin").text,
+        seq_len=SEQ_LEN,
+        batch_size=batch_size,
+        optimizer=OptimizerConfig(learning_rate=3e-3),
+        execution=ExecutionConfig(
+            checkpoint_every_train_steps=3,
+            eval_every_train_steps=4,
+            compilation_cache_dir=str(folder / "compiled"),
+            **execution,
+        ),
+    )
+
+
+def whole(folder: Path) -> Any:
+    """Trains without interruption."""
+    from steps.train_sft import train_sft
+
+    return train_sft(train_config(folder), str(folder / "whole"))
+
+
+def killed(folder: Path) -> Any:
+    """Trains until train step 5 is done and the checkpoint of step 3 is committed, then dies."""
+    from neve_train.training import Callbacks, train
+
+    marker = folder / "stopped" / "checkpoints" / "step-2" / "metadata.json"
+
+    def die_in_time(step: int, **_values: float) -> None:
+        if step == 5:
+            while not marker.exists():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(
+        train_config(folder), str(folder / "stopped"), Callbacks(on_metrics=die_in_time)
+    )
+
+
+def resumed(folder: Path) -> Any:
+    """Goes on after the kill, then with a torn newest checkpoint, then with only torn ones."""
+    from neve_train.errors import CheckpointError
+    from neve_train.training import Callbacks, train
+
+    output_path = folder / "stopped"
+    result = {"after_kill": train(train_config(folder), str(output_path))}
+    result["rows"] = [
+        json.loads(row) for row in (output_path / "loss.jsonl").read_text().splitlines()
+    ]
+    messages: list[str] = []
+    shutil.rmtree(output_path / "checkpoints" / "step-7" / "d")
+    result["after_tear"] = train(
+        train_config(folder), str(output_path), Callbacks(on_message=messages.append)
+    )
+    result["messages"] = messages
+    result["is_whole_again"] = (output_path / "checkpoints" / "step-7" / "d").is_dir()
+    for checkpoint in (output_path / "checkpoints").iterdir():
+        (checkpoint / "manifest.ocdbt").unlink()
+    before = sorted(str(path) for path in output_path.rglob("*"))
+    try:
+        train(train_config(folder), str(output_path))
+    except CheckpointError as error:
+        result["refusal"] = str(error)
+    result["is_untouched"] = before == sorted(str(path) for path in output_path.rglob("*"))
+    return result
+
+
+def exported(folder: Path) -> Any:
+    """Trains on context 2 x expert 4, exports, and compares logits of folder and checkpoint."""
+    import haliax as hax
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from haliax import Axis
+    from haliax.partitioning import named_jit
+    from neve_train import devices
+    from neve_train.export import load_checkpoint_model, load_hf_model
+    from neve_train.model import read_model_config
+    from steps.export_hf import ExportHfConfig, export_hf
+    from steps.train_sft import train_sft
+
+    mesh = (("context", 2), ("expert", 4))
+    config = train_config(folder, mesh=mesh)
+    trained = train_sft(config, str(folder / "meshed"))
+    hf = str(folder / "hf")
+    export = ExportHfConfig(
+        checkpoint=str(folder / "meshed"),
+        model=str(folder / "tokenizer"),
+        tokenizer=str(folder / "tokenizer"),
+        template_text=config.template_text,
+        mesh=mesh,
+    )
+    result = export_hf(export, hf)
+    trainer_config = devices.base_trainer_config({"data": 1, "model": 1, **dict(mesh)})
+    model_config = read_model_config(hf)
+    tokens = np.arange(4 * SEQ_LEN, dtype=np.int32).reshape(4, SEQ_LEN) % 300
+    with devices.on_mesh(trainer_config):
+        axes = (Axis("batch", 4), model_config.max_Pos.resize(SEQ_LEN))
+
+        @named_jit(axis_resources=trainer_config.compute_axis_mapping)
+        def logits(model: Any) -> Any:
+            hidden = model.activations(hax.named(jnp.asarray(tokens), axes))
+            return hax.dot(hidden, model.get_lm_head(), axis=model.Embed).array
+
+        saved, _ = load_checkpoint_model(str(folder / "meshed"), model_config, print)
+        saved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), saved)
+        loaded = load_hf_model(model_config, hf, hf, None)
+        first, second = np.asarray(logits(saved)), np.asarray(logits(loaded))
+        spread = float(np.std(first.astype(np.float32)))
+    return {
+        "trained": trained,
+        "export": result,
+        "is_equal": bool((first.view(np.uint16) == second.view(np.uint16)).all()),
+        "spread": spread,
+        "dtype": str(first.dtype),
+        "num_devices": jax.device_count(),
+        "capacity": loaded.transformer.blocks[0].mlp.expert_mlp.capacity_factor,
+    }
+
+
+MODES = {"whole": whole, "killed": killed, "resumed": resumed, "exported": exported}
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
