@@ -70,3 +70,20 @@ def make_blob(content: bytes | Path, lfs_bytes: int = 1 << 20) -> Blob:
             sha256.update(chunk)
             sha1.update(chunk)
     return dataclasses.replace(blob, sha256=sha256.hexdigest(), git_sha1=sha1.hexdigest())
+
+
+def tree_entry(name: str, blob: Blob) -> dict:
+    """Return a file as the listing of a tree names it."""
+    entry = {"type": "file", "path": name, "size": blob.size, "oid": blob.git_sha1}
+    if blob.is_lfs:
+        entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": 134}
+    return entry
+
+
+def sibling(entry: dict) -> dict:
+    """Return an entry of a tree as the facts of a revision name it."""
+    facts = {"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"]}
+    if "lfs" in entry:
+        lfs = entry["lfs"]
+        facts["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": 134}
+    return facts

@@ -19,7 +19,16 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hub.content import CHUNK_BYTES, Blob, Fault, Repo, Request, make_blob
+from tests.hub.content import (
+    CHUNK_BYTES,
+    Blob,
+    Fault,
+    Repo,
+    Request,
+    make_blob,
+    sibling,
+    tree_entry,
+)
 
 __all__ = ["Blob", "Fault", "LocalHub", "Repo", "Request", "make_blob"]
 
@@ -158,22 +167,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault.status:
             return self._fail_status(fault)
         headers = {"Content-Type": "application/json", "X-Repo-Commit": sha}
-        entries = [_tree_entry(name, blob) for name, blob in files.items()]
+        entries = [tree_entry(name, blob) for name, blob in files.items()]
         if verb == "revision":
-            siblings = [
-                {"rfilename": e["path"], "size": e["size"], "blobId": e["oid"]} for e in entries
-            ]
-            for sibling, item in zip(siblings, entries, strict=True):
-                if "lfs" in item:
-                    lfs = item["lfs"]
-                    sibling["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": 134}
+            siblings = [sibling(entry) for entry in entries]
             value = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "tags": []}
         elif verb == "paths-info":
-            form = (
-                json.loads(self.body)
-                if self.body[:1] == b"{"
-                else urllib.parse.parse_qs(self.body.decode())
-            )
+            text = self.body.decode()
+            form = json.loads(text) if text[:1] == "{" else urllib.parse.parse_qs(text)
             value = [e for e in entries if e["path"] in form.get("paths", [])]
         else:
             start = int(query.get("cursor", ["0"])[0])
@@ -232,13 +232,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
-
-
-def _tree_entry(name: str, blob: Blob) -> dict:
-    entry = {"type": "file", "path": name, "size": blob.size, "oid": blob.git_sha1}
-    if blob.is_lfs:
-        entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": 134}
-    return entry
 
 
 def main() -> None:
