@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
+from neve_train.mesh import check_mesh
 
 __all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig", "train_sft"]
 
@@ -24,6 +26,8 @@ def train_sft(config: TrainSftConfig, output_path: str) -> dict[str, Any]:
         CheckpointError: Saved before, and nothing saved can be read.
     """
     from neve import progress
+
+    _check_mesh_of_model(config)
     from neve_train.training import Callbacks, train  # heavy: jax and Levanter
 
     callbacks = Callbacks(
@@ -34,3 +38,16 @@ def train_sft(config: TrainSftConfig, output_path: str) -> dict[str, Any]:
         on_message=progress.message,
     )
     return train(config, output_path, callbacks)
+
+
+def _check_mesh_of_model(config: TrainSftConfig) -> None:
+    """Refuses a mesh that can't fit before anything heavy is imported."""
+    from neve import storage
+
+    sizes = dict(config.execution.mesh)
+    path = storage.join(str(config.model), "config.json")
+    if not sizes or -1 in sizes.values() or not storage.exists(path):
+        return
+    num_experts = storage.read_json(path).get("num_experts")
+    num_devices = math.prod(sizes.values())
+    check_mesh(num_devices, sizes, config.batch_size, config.seq_len, num_experts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.neve_train.toy_run import make_inputs
 
 ROOT = Path(__file__).resolve().parents[2]

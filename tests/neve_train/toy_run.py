@@ -21,6 +21,7 @@ def make_inputs(folder: Path) -> None:
     import numpy as np
     import zstandard
     from neve_chat.cache import TreeCacheWriter
+
     from steps.make_snowball_base import MakeSnowballBaseConfig, make_snowball_base
     from steps.make_tokenizer import MakeTokenizerConfig, make_tokenizer
 
@@ -74,6 +75,7 @@ def make_inputs(folder: Path) -> None:
 def train_config(folder: Path, *, batch_size: int = 4, **execution: Any) -> Any:
     """Returns the TrainSftConfig of the toy."""
     from neve_chat.templates import load_template
+
     from steps.train_sft import ExecutionConfig, OptimizerConfig, TrainSftConfig
 
     return TrainSftConfig(
@@ -115,9 +117,7 @@ def killed(folder: Path) -> Any:
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(
-        train_config(folder), str(folder / "stopped"), Callbacks(on_metrics=die_in_time)
-    )
+    return train(train_config(folder), str(folder / "stopped"), Callbacks(on_metrics=die_in_time))
 
 
 def resumed(folder: Path) -> Any:
@@ -159,6 +159,7 @@ def exported(folder: Path) -> Any:
     from neve_train import devices
     from neve_train.export import load_checkpoint_model, load_hf_model
     from neve_train.model import read_model_config
+
     from steps.export_hf import ExportHfConfig, export_hf
     from steps.train_sft import train_sft
 
@@ -201,7 +202,53 @@ def exported(folder: Path) -> Any:
     }
 
 
-MODES = {"whole": whole, "killed": killed, "resumed": resumed, "exported": exported}
+def sampled(folder: Path) -> Any:
+    """Answers prompts with the base model as both models, then with a forced end id."""
+    from neve_chat.templates import load_template
+    from neve_train.generation import generate
+    from neve_train.tokenizer_files import (
+        end_token_ids,
+        write_generation_files,
+        write_tokenizer_files,
+    )
+
+    from steps.generate_samples import GenerateSamplesConfig, generate_samples
+
+    template, source = load_template("marin").text, str(folder / "tokenizer")
+    after = folder / "base-exported"
+    shutil.copytree(folder / "base", after)
+    end_ids = end_token_ids(source, source, template)
+    write_tokenizer_files(source, str(after), template)
+    write_generation_files(source, str(after), source, end_ids, "float32")
+    common = {
+        "before": str(folder / "base"),
+        "after": str(after),
+        "conversations": str(folder / "conversations"),
+        "template_text": template,
+        "num_samples": 3,
+        "max_new_tokens": 12,
+    }
+    plain = generate_samples(GenerateSamplesConfig(**common), str(folder / "samples"))
+    prompts = [[1, 2, 3], [4, 5]]
+    base = str(folder / "base")
+    first = generate(base, base, base, prompts, end_ids, 12)
+    forced_end = first[0].ids[0]
+    short = generate(base, base, base, prompts, [forced_end], 12)
+    return {
+        "plain": plain,
+        "forced": {"num_stopped": sum(answer.has_stopped for answer in short)},
+        "forced_ids": [list(answer.ids) for answer in short],
+        "first_ids": [list(answer.ids) for answer in first],
+    }
+
+
+MODES = {
+    "whole": whole,
+    "killed": killed,
+    "resumed": resumed,
+    "exported": exported,
+    "sampled": sampled,
+}
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])

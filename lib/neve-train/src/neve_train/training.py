@@ -16,6 +16,7 @@ from haliax.partitioning import named_jit
 from levanter.eval import TaggedEvaluator
 from levanter.optim.config import AdamConfig
 from levanter.trainer import Trainer
+from levanter.utils.tree_utils import inference_mode
 from neve import storage
 
 from neve_train import checkpoints, devices
@@ -204,13 +205,19 @@ class _Run:
         if not sets:
             self.callbacks.on_message("no held-out rows: only the training loss is measured.")
             return None
-        from levanter.eval import _default_lm_eval_loss_fn
-
         EvalBatch = trainer.config.EvalBatch
+        mp = trainer.mp
+
+        def losses(model: Any, batch: Any) -> tuple[Any, Any, Any]:
+            # Levanter's own also rolls the tokens, which fails where context splits each row.
+            model = mp.cast_to_compute(inference_mode(model, True))
+            loss = model.compute_next_token_loss(batch, reduction=None, reduction_axis=())
+            return loss.array, batch.loss_weight.array, batch.tokens.array
+
         return TaggedEvaluator(
             EvalBatch,
             sets,
-            functools.partial(_default_lm_eval_loss_fn, EvalBatch=EvalBatch, mp=trainer.mp),
+            losses,
             device_mesh=trainer.device_mesh,
             axis_mapping=trainer.compute_axis_mapping,
             max_examples_per_dataset=self.execution.max_eval_rows,
@@ -266,7 +273,7 @@ class _Run:
 
 
 def adam(config: OptimizerConfig) -> AdamConfig:
-    """Returns Levanter's optimizer; router biases and norms are never decayed."""
+    """Returns Levanter's optimizer; its default mask keeps biases, such as the router's, from decay."""
     return AdamConfig(
         learning_rate=config.learning_rate,
         beta1=config.beta1,

@@ -1,0 +1,91 @@
+"""Metrics rows over restarts, and a tracker that fails."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from neve_train.metrics import MetricsFile
+from neve_train.tracking import Tracking, tracking_mode
+
+
+class FailingRun:
+    """A tracker's run that refuses rows from some train step on, and may hang at the end."""
+
+    def __init__(self, fails_at: int | None = None, finish_seconds: float = 0.0) -> None:
+        self.fails_at = fails_at
+        self.finish_seconds = finish_seconds
+        self.rows: list[int] = []
+        self.exit_code: int | None = None
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Records a row, or fails."""
+        if self.fails_at is not None and values["train_step"] >= self.fails_at:
+            raise RuntimeError("quota exceeded")
+        self.rows.append(values["train_step"])
+
+    def finish(self, exit_code: int) -> None:
+        """Takes its time."""
+        time.sleep(self.finish_seconds)
+        self.exit_code = exit_code
+
+
+def test_metrics_keep_the_last_value_of_every_train_step(tmp_path: Path) -> None:
+    """Rows after the checkpoint that a restart resumes from are those of the restart.
+
+    Source: wandb#4624, where the rows of a killed attempt stayed in the curve.
+    """
+    path = str(tmp_path / "loss.jsonl")
+    killed = MetricsFile(path)
+    for step, loss in enumerate([2.0, 1.9, 1.8, 1.7], 1):
+        killed.add(step, loss=loss)
+    killed.write()
+
+    resumed = MetricsFile(path)
+    resumed.forget_after(2)
+    for step, loss in enumerate([1.81, 1.71, 1.6, 1.5], 3):
+        resumed.add(step, loss=loss)
+    resumed.write()
+
+    expected = [(1, 2.0), (2, 1.9), (3, 1.81), (4, 1.71), (5, 1.6), (6, 1.5)]
+    assert MetricsFile(path).series("loss") == expected
+
+
+def test_a_tracker_that_fails_is_told_once_and_left_alone() -> None:
+    """An error at train step 3 is one message; later rows and the end say nothing. marin#5329"""
+    run, messages = FailingRun(fails_at=3), []
+    tracking = Tracking(run, messages.append)
+
+    for step in range(1, 7):
+        tracking.log(step, {"loss": 1.0})
+    tracking.finish(exit_code=0)
+
+    assert run.rows == [1, 2]
+    assert len(messages) == 1
+    assert "quota exceeded" in messages[0]
+
+
+def test_a_tracker_that_hangs_at_the_end_does_not_hold_the_run() -> None:
+    """finish returns after its timeout, with a message."""
+    messages: list[str] = []
+    tracking = Tracking(FailingRun(finish_seconds=5), messages.append)
+
+    started = time.monotonic()
+    tracking.finish(exit_code=0, timeout=0.1)
+
+    assert time.monotonic() - started < 3
+    assert "no answer within 0.1 seconds" in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({}, "disabled"),
+        ({"WANDB_API_KEY": "k"}, "online"),
+        ({"WANDB_MODE": "offline"}, "offline"),
+        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, "disabled"),
+    ],
+)
+def test_tracking_mode_is_what_the_environment_says(environ: dict[str, str], mode: str) -> None:
+    """Without a key and a mode nothing is sent."""
+    assert tracking_mode(environ) == mode
