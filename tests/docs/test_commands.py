@@ -58,6 +58,7 @@ def test_compose_a_recipe_runs_as_shown(tmp_path: Path) -> None:
     assert list(prefix.glob("exports/my-chat-*/model.safetensors"))
 
 
+@pytest.mark.full
 def test_first_run_runs_as_shown(tmp_path: Path) -> None:
     """The tiny recipe learns: held-out loss ends below both baselines, and the second run starts nothing."""
     printed = run_page("tutorial/first_run.md", tmp_path, tmp_path / "prefix")

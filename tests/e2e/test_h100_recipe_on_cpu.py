@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from steps.tokenize_chat import load_template
 from tests.e2e import recipes
 from tests.e2e.toy_hub import add_h100_repositories
 from tests.hub.server import LocalHub
@@ -76,7 +77,9 @@ def test_recipe_writes_checkpoint_folder_and_samples(undisturbed: Path, served: 
     assert sorted(recipes.losses(training)) == list(range(1, 11))
     generation = json.loads((export / "generation_config.json").read_text())
     assert set(served.stops) <= set(generation["eos_token_id"])
-    assert "{% generation %}" in (export / "chat_template.jinja").read_text()
+    template = (export / "chat_template.jinja").read_text()
+    assert template == load_template("marin").text
+    assert "endgeneration" in template
     assert len(json.loads((samples / "samples.json").read_text())) >= 1
 
 

@@ -60,7 +60,9 @@ UNCHANGEABLE = {"packing"}  # one value so far
 
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Returns {field: (kind, steps that change)} as the table says."""
-    rows = re.findall(r"^\| (\w+) \| (identity|execution) \| ([^|]+) \|", TABLE.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\w+) \| (identity|execution) \| ([^|]+) \|", TABLE.read_text(), re.MULTILINE
+    )
     return {
         field: (kind, set() if steps.strip() == "none" else set(steps.strip().split(", ")))
         for field, kind, steps in rows
