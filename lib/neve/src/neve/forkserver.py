@@ -7,6 +7,7 @@ executor is gone, the socket ends, and so do the workers and this process.
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import select
@@ -16,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from neve import lease as leases
 from neve.child import run_child
 
 GRACE_SECONDS = 10.0
@@ -66,6 +68,7 @@ class ForkServer:
             del self.buffer[: cut + 1]
             if "sys_path" in request:
                 sys.path[:] = request["sys_path"]
+                warm_up()
             elif "signal" in request:
                 self.send_signal(request["id"], request["signal"])
             else:
@@ -119,6 +122,18 @@ class ForkServer:
             time.sleep(0.02)
         for pid in self.workers:
             signal_group(pid, signal.SIGKILL)
+
+
+def warm_up() -> None:
+    """Do once what every worker would do again: list the folders of sys.path, load what it uses.
+
+    Step modules stay out, so that a worker runs the code that is on disk when its step starts.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.util.find_spec("neve_has_no_such_module")
+    leases.new_owner()
+    gc.collect()
+    gc.freeze()
 
 
 def signal_group(pid: int, number: int) -> None:

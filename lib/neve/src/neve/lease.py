@@ -27,8 +27,8 @@ def boot_id() -> str:
     """Return what must be equal for process ids to mean the same: boot and pid namespace."""
     parts = []
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            parts.append(file.read().strip())
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            parts.append(file.read().strip().decode())
         parts.append(os.readlink("/proc/self/ns/pid"))
     except OSError:
         parts.append("unknown")
