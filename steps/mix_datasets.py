@@ -32,7 +32,7 @@ class MixDatasetsConfig:
     batch_size: int
     """Rows per train step over all devices, 1 or more."""
     num_train_steps: int | None = None
-    """Optimizer updates, 1 or more; give this or num_train_epochs."""
+    """Optimizer updates, 1 or more; None with num_train_epochs, or where training sets them."""
     num_train_epochs: float | None = None
     """Passes, above 0: an epoch draws as many rows as the data sets hold together."""
     long_conversations: str = "drop"
@@ -63,7 +63,7 @@ class MixDatasetsConfig:
 
 
 def mix_datasets(config: MixDatasetsConfig, output_path: str) -> dict[str, Any]:
-    """The output holds plan.json: rows, tokens and share of each data set, and num_train_steps.
+    """The output holds plan.json: rows, tokens and share of each data set, and the train steps.
 
     Returns:
         The content of plan.json.
@@ -80,17 +80,18 @@ def mix_datasets(config: MixDatasetsConfig, output_path: str) -> dict[str, Any]:
         for name, cache in zip(config.names, config.caches, strict=True)
     ]
     num_rows = sum(source["rows_used"] for source in sources)
-    if config.num_train_epochs is None:
-        num_train_steps = int(config.num_train_steps or 0)
-    else:
+    num_train_steps = config.num_train_steps
+    if config.num_train_epochs is not None:
         num_train_steps = math.ceil(config.num_train_epochs * num_rows / config.batch_size)
-    _add_shares(sources, config.weights, num_train_steps * config.batch_size)
+    num_rows_drawn = (num_train_steps or 0) * config.batch_size
+    _add_shares(sources, config.weights, num_rows_drawn)
     plan = {
         "format": 1,
         "seq_len": config.seq_len,
         "batch_size": config.batch_size,
+        "num_rows": num_rows,
         "num_train_steps": num_train_steps,
-        "num_train_epochs": num_train_steps * config.batch_size / num_rows,
+        "num_train_epochs": num_rows_drawn / num_rows if num_train_steps else None,
         "long_conversations": config.long_conversations,
         "sources": sources,
     }
@@ -106,9 +107,9 @@ def _check_amounts(config: MixDatasetsConfig) -> None:
                 f"mixture: {field} must be 1 or more, got {getattr(config, field)}. Raise it."
             )
     steps, epochs = config.num_train_steps, config.num_train_epochs
-    if (steps is None) == (epochs is None):
+    if steps is not None and epochs is not None:
         raise InputError(
-            "mixture: exactly one of num_train_steps and num_train_epochs must be given, got "
+            "mixture: at most one of num_train_steps and num_train_epochs must be given, got "
             f"{steps} and {epochs}. Set one and leave the other None."
         )
     if steps is not None and steps < 1:
@@ -188,7 +189,8 @@ def _add_shares(
     total = math.fsum(weights)
     for source, weight in zip(sources, weights, strict=True):
         source["weight"] = weight / total
-        source["passes"] = num_rows_drawn * source["weight"] / source["rows_used"]
+        drawn = num_rows_drawn * source["weight"]
+        source["passes"] = drawn / source["rows_used"] if num_rows_drawn else None
     amounts = [
         source["weight"] * source["trained_tokens"] / source["rows_used"] for source in sources
     ]
@@ -206,7 +208,7 @@ def _table(plan: dict[str, Any]) -> str:
             f"{source['tokens']:,}",
             f"{source['trained_tokens']:,}",
             f"{source['share']:.1%}",
-            f"{source['passes']:.2f}",
+            "-" if source["passes"] is None else f"{source['passes']:.2f}",
         )
         for source in plan["sources"]
     ]
@@ -223,8 +225,9 @@ def _table(plan: dict[str, Any]) -> str:
                 f"longer than {plan['seq_len']:,} tokens (up to {source['longest']:,}) and are "
                 f"{words[plan['long_conversations']]}"
             )
-    lines.append(
-        f"{plan['num_train_steps']:,} train steps of {plan['batch_size']:,} rows x "
-        f"{plan['seq_len']:,} tokens, {plan['num_train_epochs']:.2f} epochs"
-    )
+    if plan["num_train_steps"] is not None:
+        lines.append(
+            f"{plan['num_train_steps']:,} train steps of {plan['batch_size']:,} rows x "
+            f"{plan['seq_len']:,} tokens, {plan['num_train_epochs']:.2f} epochs"
+        )
     return "\n".join(lines)

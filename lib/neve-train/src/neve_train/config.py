@@ -120,13 +120,15 @@ class TrainSftConfig:
     weights: tuple[float, ...]
     """Share of the rows drawn from each data set, above 0."""
     plan: Any
-    """Output of mix_datasets: plan.json gives num_train_steps and the rule for long rows."""
+    """Output of mix_datasets: plan.json gives the rule for long rows, and the train steps of epochs."""
     template_text: str
     """Chat template whose loss masks the caches hold."""
     seq_len: int
     """Positions per row, tokens."""
     batch_size: int
     """Rows per train step over all devices, 1 or more."""
+    num_train_steps: int | None = None
+    """Optimizer updates, 1 or more; None: as many as the plan says."""
     packing: str = "separate"
     """separate: one conversation per row."""
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -15,7 +15,7 @@ from neve import storage
 from neve_train.config import TrainSftConfig
 from neve_train.errors import TrainInputError
 
-__all__ = ["data_config", "read_plan"]
+__all__ = ["data_config", "num_train_steps", "read_plan"]
 
 _SLICES = {"drop": "drop", "truncate": "left", "error": "raise"}  # left keeps the start
 
@@ -39,6 +39,26 @@ def read_plan(config: TrainSftConfig) -> dict[str, Any]:
             f"{plan['long_conversations']!r}. Mix the data sets again."
         )
     return plan
+
+
+def num_train_steps(config: TrainSftConfig, plan: dict[str, Any]) -> int:
+    """Returns the optimizer updates of a run: the config's, else the plan's.
+
+    Raises:
+        TrainInputError: Neither says it, or both do and differ.
+    """
+    chosen, planned = config.num_train_steps, plan.get("num_train_steps")
+    if chosen is None and planned is None:
+        raise TrainInputError(
+            "training: num_train_steps must stand in the config or in the mixture's plan, got none. "
+            "Set it, or num_train_epochs of the mixture."
+        )
+    if None not in (chosen, planned) and chosen != planned:
+        raise TrainInputError(
+            f"training: num_train_steps must be the one of the mixture's plan, got {chosen} and "
+            f"{planned} there. Leave one of them None."
+        )
+    return int(chosen if planned is None else planned)
 
 
 def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:

@@ -21,7 +21,7 @@ from neve import storage
 
 from neve_train import checkpoints, devices
 from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
-from neve_train.data import data_config, read_plan
+from neve_train.data import data_config, num_train_steps, read_plan
 from neve_train.errors import TrainInputError
 from neve_train.export import load_hf_model
 from neve_train.mesh import check_mesh
@@ -75,7 +75,7 @@ class _Run:
         self.output_path = output_path
         self.callbacks = callbacks
         self.plan = read_plan(config)
-        self.num_train_steps: int = self.plan["num_train_steps"]
+        self.num_train_steps = num_train_steps(config, self.plan)
         self.model_config = read_model_config(str(config.model), config.capacity_factor)
         if config.seq_len > self.model_config.max_seq_len:
             raise TrainInputError(
@@ -137,6 +137,14 @@ class _Run:
             example, key=key, logsumexp_weight=self.config.z_loss or None
         )
 
+    def _say_length(self) -> None:
+        config, rows = self.config, self.plan.get("num_rows")
+        epochs = f", {self.num_train_steps * config.batch_size / rows:.2f} epochs" if rows else ""
+        self.callbacks.on_message(
+            f"{self.num_train_steps:,} train steps of {config.batch_size:,} rows x "
+            f"{config.seq_len:,} tokens{epochs}"
+        )
+
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         _, _, model_key, training_key = jrandom.split(jrandom.PRNGKey(self.config.seed), 4)
         Pos = self.model_config.max_Pos.resize(self.config.seq_len)
@@ -147,6 +155,7 @@ class _Run:
         evaluate = self._evaluator(trainer, data.tagged_eval_sets(Pos))
         state = self._state(trainer, data.the_tokenizer, model_key, training_key)
         first = int(state.step)
+        self._say_length()
         self.metrics.forget_after(first)
         checkpointer = checkpoints.NotingCheckpointer(
             self.checkpoints_path,
