@@ -11,6 +11,10 @@ import pytest
 Run = Callable[..., tuple[int, Any]]
 
 
+# Two minutes and more; tests/e2e kills and resumes the recipe itself in every run.
+pytestmark = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def whole(run_toy: Run) -> dict[str, Any]:
     """Results of the run that was left alone."""
