@@ -94,7 +94,7 @@ def _finish(code: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(BaseException):
         threading._shutdown()  # pyright: ignore  waits for threads of the step
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore  flushes what the step registered
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -157,8 +157,9 @@ def _dep_names(document: dict[str, Any]) -> dict[str, str]:
 def _named_pair(change: Change, named: dict[str, str]) -> tuple[str, str]:
     if not change.is_dependency:
         return shown_pair(change.old, change.new)
-    keys = [tree["$step"]["fingerprint"] for tree in (change.old, change.new)]
-    return named.get(keys[0], keys[0][:8]), named.get(keys[1], keys[1][:8])
+    keys: list[str] = [tree["$step"]["fingerprint"] for tree in (change.old, change.new)]
+    old, new = (named.get(key, key[:8]) for key in keys)
+    return old, new
 
 
 def _plain_changes(old: Any, new: Any, field: str = "") -> dict[str, tuple[str, str]]:

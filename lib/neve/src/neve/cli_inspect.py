@@ -1,6 +1,7 @@
 """`neve ls`, `neve show` and `neve verify`: what outputs are there and what is in them."""
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ _FEW_FILES = 20
 
 def is_colored() -> bool:
     """Return True if standard output is a terminal."""
-    return click.get_text_stream("stdout").isatty()
+    return sys.stdout.isatty()
 
 
 def state_cell(state: str) -> say.Cell:

@@ -270,8 +270,9 @@ class Executor:
                 del self._waiting[key]
                 self._succeeded(row, "hit")
                 continue
-            is_free = view is None or status != leases.RUNNING
-            is_free = is_free or self._observer.is_stale(home, view)
+            is_free = (
+                view is None or status != leases.RUNNING or self._observer.is_stale(home, view)
+            )
             if is_free and len(self._running) < self._limit:
                 del self._waiting[key]
                 row.action = "resume" if row.step.resumable else "run"

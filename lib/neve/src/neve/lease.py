@@ -259,7 +259,7 @@ def mark_dead(output_path: str, pid: int) -> int | None:
         return None
     if view.state["owner"]["pid"] != pid or not owner_is_dead(view.state["owner"]):
         return None
-    state = view.state | {"state": FAILED, "heartbeat": view.state["heartbeat"] + 1}
+    state: dict[str, Any] = view.state | {"state": FAILED, "heartbeat": view.state["heartbeat"] + 1}
     try:
         open_object(state_path(output_path)).swap(encode_state(state), view.version)
     except ConflictError:

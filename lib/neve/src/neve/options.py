@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from neve import storage
 from neve.errors import InputError, did_you_mean
@@ -71,8 +71,9 @@ def parse_options(argv: Sequence[str], description: str = "") -> tuple[Options, 
         InputError: A value is wrong.
     """
     known, rest = make_parser(description).parse_known_args(list(argv))
-    values = vars(known)
-    options = Options(**values | {"only": tuple(known.only), "force": tuple(known.force)})
+    values: dict[str, Any] = vars(known)
+    values |= {"only": tuple(known.only), "force": tuple(known.force)}
+    options = Options(**values)
     if options.accelerator is not None and not _ACCELERATOR.fullmatch(options.accelerator):
         raise InputError(
             f"--accelerator: must be a count and a kind such as 8xH100, got "

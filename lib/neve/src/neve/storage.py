@@ -64,10 +64,6 @@ def _filesystem(path: str) -> Any:
     return fsspec.core.url_to_fs(path)[0]
 
 
-def _strip(path: str) -> str:
-    return path.split("://", 1)[1] if "://" in path else path
-
-
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
     """Turn a full disk into an error that says so and names the path."""
