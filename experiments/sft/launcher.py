@@ -19,11 +19,11 @@ from neve import (
     run_steps,
     unhashed,
 )
-from steps.generate_samples import GenerateSamplesConfig, generate_samples
 
 from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.spec import DatasetSpec, SFTSpec
 from steps.export_hf import ExportHfConfig, export_hf
+from steps.generate_samples import GenerateSamplesConfig, generate_samples
 from steps.mix_datasets import MixDatasetsConfig, mix_datasets
 from steps.tokenize_chat import TokenizeChatConfig, load_template, tokenize_chat
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
