@@ -43,7 +43,10 @@ class ModelSteps:
 class ModelSource(Protocol):
     """Declares how a base model gets under the prefix."""
 
-    eos_token_ids: tuple[int, ...]
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Token ids at which generation stops."""
+        ...
 
     def steps(self, after: tuple[ExecutorStep, ...] = ()) -> ModelSteps:
         """Returns the model's steps; the weights are only fetched once the steps in `after` succeeded."""
@@ -82,13 +85,13 @@ class HubModel:
         name = slug(self.repo.rpartition("/")[2])
 
         def download(
-            step_name: str, allow: tuple[str, ...], **order: tuple[ExecutorStep, ...]
+            step_name: str, allow: tuple[str, ...], after: tuple[ExecutorStep, ...] = ()
         ) -> ExecutorStep:
             config = DownloadHfConfig(
                 repo=self.repo, repo_type="model", revision=self.revision, allow=allow
             )
             return ExecutorStep(
-                name=step_name, fn=download_hf, config=config, resumable=True, **order
+                name=step_name, fn=download_hf, config=config, resumable=True, after=after
             )
 
         return ModelSteps(

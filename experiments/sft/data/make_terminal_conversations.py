@@ -129,7 +129,7 @@ def _run(command: str, folder: str) -> str:
 
 def main() -> None:
     """Write the committed file, or another one for `--out`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=DATA_PATH, help="parquet file to write")
     parser.add_argument("--count", type=int, default=NUM_CONVERSATIONS)
     options = parser.parse_args()

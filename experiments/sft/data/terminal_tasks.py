@@ -8,7 +8,7 @@ POSIX so that their output is the same everywhere.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NOUNS = ("apple", "bridge", "candle", "desert", "engine", "forest", "garden", "harbor")
@@ -328,5 +328,5 @@ def _word_lines(rng: random.Random, count: int, *, per_line: int = 1) -> str:
     return _text([" ".join(rng.choices(NOUNS, k=per_line)) for _ in range(count)])
 
 
-def _text(lines: list[str]) -> str:
+def _text(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from levanter.data.text.datasets import (
     DatasetComponent,
+    DatasetComponentBase,
     LmDataConfig,
     UrlDatasetSourceConfig,
 )
@@ -17,7 +18,11 @@ from neve_train.errors import TrainInputError
 
 __all__ = ["data_config", "num_train_steps", "read_plan"]
 
-_SLICES = {"drop": "drop", "truncate": "left", "error": "raise"}  # left keeps the start
+_SLICES: dict[str, Literal["left", "right", "raise", "drop"]] = {
+    "drop": "drop",
+    "truncate": "left",  # keeps the start
+    "error": "raise",
+}
 
 
 def read_plan(config: TrainSftConfig) -> dict[str, Any]:
@@ -48,7 +53,8 @@ def num_train_steps(config: TrainSftConfig, plan: dict[str, Any]) -> int:
         TrainInputError: Neither says it, or both do and differ.
     """
     chosen, planned = config.num_train_steps, plan.get("num_train_steps")
-    if chosen is None and planned is None:
+    amount = planned if chosen is None else chosen
+    if amount is None:
         raise TrainInputError(
             "training: num_train_steps must stand in the config or in the mixture's plan, got none. "
             "Set it, or num_train_epochs of the mixture."
@@ -58,7 +64,7 @@ def num_train_steps(config: TrainSftConfig, plan: dict[str, Any]) -> int:
             f"training: num_train_steps must be the one of the mixture's plan, got {chosen} and "
             f"{planned} there. Leave one of them None."
         )
-    return int(chosen if planned is None else planned)
+    return int(amount)
 
 
 def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:
@@ -71,7 +77,7 @@ def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:
         pack=1,
         slice_strategy=_SLICES[plan["long_conversations"]],
     )
-    components = {
+    components: dict[str, DatasetComponentBase] = {
         name: DatasetComponent(
             source=UrlDatasetSourceConfig(),
             cache_dir=str(cache),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import haliax as hax
@@ -126,7 +126,7 @@ def load_hf_model(config: NeveSnowballConfig, folder: str, tokenizer_path: str, 
         reference_checkpoint=folder, tokenizer=_tokenizer(tokenizer_path)
     )
     return converter.load_pretrained(
-        config.model_type,
+        cast("Any", config.model_type),  # an equinox module that declares its own serialization
         config=config,
         axis_mapping=hax.partitioning.current_thread_local_mapping(),
         dtype=dtype,

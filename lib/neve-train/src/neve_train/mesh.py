@@ -32,7 +32,7 @@ def check_mesh(
     Raises:
         TrainInputError: An axis is unknown, or something doesn't divide.
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for name, size in axes.items():
         if name == "replica" and size == 1:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 from haliax import Axis
@@ -32,7 +32,7 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
     """Levanter's model; every place that builds one keeps this class and the capacity factor."""
 
     @classmethod
-    def init(cls, Vocab: Axis, config: NeveSnowballConfig, *, key: Any) -> NeveSnowballLMHeadModel:
+    def init(cls, Vocab: Axis, config: SnowballConfig, *, key: Any) -> NeveSnowballLMHeadModel:
         """Returns a fresh model."""
         model = SnowballLMHeadModel.init(Vocab, config, key=key)
         return _adopt(model)
@@ -49,7 +49,7 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
 
 
 def _adopt(model: SnowballLMHeadModel) -> NeveSnowballLMHeadModel:
-    factor = model.config.capacity_factor
+    factor = cast("NeveSnowballConfig", model.config).capacity_factor
     experts = [
         dataclasses.replace(block.mlp.expert_mlp, capacity_factor=factor)
         for block in model.transformer.blocks
@@ -80,7 +80,8 @@ def read_model_config(folder: str, capacity_factor: float = 1.25) -> NeveSnowbal
             f"{values.get('model_type')!r}. Pass a Snowball."
         )
     try:
-        config = NeveSnowballConfig.from_hf_config(GrugMoeHfConfig(**values))
+        hf_config = GrugMoeHfConfig(**values)
+        config = cast("NeveSnowballConfig", NeveSnowballConfig.from_hf_config(hf_config))
     except ValueError as error:
         raise TrainInputError(f"model {folder}: {error}") from error
     return dataclasses.replace(config, capacity_factor=capacity_factor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["FINISH_SECONDS", "Tracking", "start_tracking", "tracking_mode"]
 
@@ -82,7 +82,7 @@ def start_tracking(
         resume="allow",
         tags=list(tags),
         config=dict(config),
-        mode=mode,
+        mode=cast("Any", mode),
         dir=directory,
     )
     run.define_metric("*", step_metric="train_step")

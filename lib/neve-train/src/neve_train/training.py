@@ -123,9 +123,8 @@ class _Run:
             try:
                 self.tracking = tracking
                 optimizer = self.optimizer.build(self.num_train_steps)
-                with Trainer(
-                    trainer_config, optimizer, self._loss, add_default_hooks=False
-                ) as trainer:
+                loss: Any = self._loss  # a method where Levanter declares a protocol
+                with Trainer(trainer_config, optimizer, loss, add_default_hooks=False) as trainer:
                     results = self._train(trainer)
                 exit_code = 0
             finally:
@@ -195,7 +194,7 @@ class _Run:
         state, candidate, self.torn = checkpoints.restore_newest(
             self.checkpoints_path, load, message
         )
-        if state is not None:
+        if state is not None and candidate is not None:
             message(f"resuming after train step {int(state.step)} from {candidate.path}")
             return state
         trainer.config = dataclasses.replace(
