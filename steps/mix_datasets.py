@@ -14,6 +14,8 @@ from neve.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+PACKINGS = ("separate", "packed")
+_MAX_SEGMENTS = 64  # conversations of a packed row, as in training
 LONG_CONVERSATIONS = ("drop", "truncate", "error")
 
 
@@ -35,6 +37,8 @@ class MixDatasetsConfig:
     """Optimizer updates, 1 or more; None with num_train_epochs, or where training sets them."""
     num_train_epochs: float | None = None
     """Passes, above 0: an epoch draws as many rows as the data sets hold together."""
+    packing: str = "separate"
+    """Conversations per row: separate (one) or packed (as many as fit, in their order)."""
     long_conversations: str = "drop"
     """What happens to a row longer than seq_len: drop, truncate (its end) or error."""
     model_config: Any
@@ -54,6 +58,11 @@ class MixDatasetsConfig:
                     f"mixture {name!r}: weight must be a number above 0, got {weight}. "
                     "Leave the data set out to train without it."
                 )
+        if self.packing not in PACKINGS:
+            raise InputError(
+                f"mixture: packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}. "
+                "Pass one of them."
+            )
         if self.long_conversations not in LONG_CONVERSATIONS:
             raise InputError(
                 f"mixture: long_conversations must be one of {', '.join(LONG_CONVERSATIONS)}, "
@@ -79,7 +88,7 @@ def mix_datasets(config: MixDatasetsConfig, output_path: str) -> dict[str, Any]:
         _read_source(name, str(cache), config)
         for name, cache in zip(config.names, config.caches, strict=True)
     ]
-    num_rows = sum(source["rows_used"] for source in sources)
+    num_rows = sum(source["rows_packed"] for source in sources)
     num_train_steps = config.num_train_steps
     if config.num_train_epochs is not None:
         num_train_steps = math.ceil(config.num_train_epochs * num_rows / config.batch_size)
@@ -175,11 +184,28 @@ def _read_source(name: str, cache: str, config: MixDatasetsConfig) -> dict[str, 
         "name": name,
         "rows": len(lengths),
         "rows_used": int(is_used.sum()),
+        "rows_packed": _count_rows(lengths, is_used, config),
         "too_long": num_long,
         "longest": longest,
         "tokens": int(np.minimum(lengths, config.seq_len)[is_used].sum()),
         "trained_tokens": int(trained[is_used].sum()),
     }
+
+
+def _count_rows(lengths: np.ndarray, is_used: np.ndarray, config: MixDatasetsConfig) -> int:
+    """Return how many rows training makes of the conversations: greedy, in their order."""
+    if config.packing == "separate":
+        return int(is_used.sum())
+    num_rows = num_segments = filled = 0
+    for length, used in zip(lengths.tolist(), is_used.tolist(), strict=True):
+        fits = num_segments and filled + length <= config.seq_len and num_segments < _MAX_SEGMENTS
+        if not used:
+            num_segments = 0  # a dropped conversation ends the row
+        elif fits:
+            num_segments, filled = num_segments + 1, filled + length
+        else:
+            num_rows, num_segments, filled = num_rows + 1, 1, length
+    return num_rows
 
 
 def _add_shares(
@@ -190,9 +216,9 @@ def _add_shares(
     for source, weight in zip(sources, weights, strict=True):
         source["weight"] = weight / total
         drawn = num_rows_drawn * source["weight"]
-        source["passes"] = drawn / source["rows_used"] if num_rows_drawn else None
+        source["passes"] = drawn / source["rows_packed"] if num_rows_drawn else None
     amounts = [
-        source["weight"] * source["trained_tokens"] / source["rows_used"] for source in sources
+        source["weight"] * source["trained_tokens"] / source["rows_packed"] for source in sources
     ]
     all_amounts = math.fsum(amounts)
     for source, amount in zip(sources, amounts, strict=True):

@@ -82,6 +82,7 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
             caches=tokenized,
             weights=tuple(dataset.weight for dataset in spec.datasets),
             seq_len=spec.seq_len,
+            packing=spec.packing,
             batch_size=spec.batch_size,
             num_train_epochs=spec.num_train_epochs,
             long_conversations=spec.long_conversations,

@@ -14,7 +14,7 @@ from experiments.sft.sources import DataSource, HubModel, ModelSource
 from steps.train_sft import OptimizerConfig
 from steps.transform_conversations import ConversationSchema
 
-PACKINGS = ("separate",)
+PACKINGS = ("separate", "packed")
 LONG_CONVERSATIONS = ("drop", "truncate", "error")
 
 
@@ -143,7 +143,7 @@ class SFTSpec:
     """Positions per row, tokens; at most what the model allows."""
 
     packing: str = "separate"
-    """How conversations fill rows: "separate" puts one into each."""
+    """How conversations fill rows: "separate" puts one into each, "packed" as many as fit."""
 
     long_conversations: str = "drop"
     """What happens to a conversation longer than seq_len: "drop", "truncate" (its end) or "error"."""

@@ -242,7 +242,83 @@ def sampled(folder: Path) -> Any:
     }
 
 
+def packed(folder: Path) -> Any:
+    """Compares hidden states of conversations in one row and in rows of their own, then trains."""
+    import dataclasses
+
+    import haliax as hax
+    import jax.numpy as jnp
+    import numpy as np
+    from haliax import Axis
+    from haliax.partitioning import named_jit
+    from levanter.data.packing import pack_documents
+    from levanter.layers.attention import AttentionMask
+    from neve_train import devices
+    from neve_train.export import load_hf_model
+    from neve_train.model import read_model_config
+
+    from steps.mix_datasets import MixDatasetsConfig, _count_rows
+    from steps.train_sft import train_sft
+
+    lengths = (40, 50, 30)
+    starts = np.cumsum((0, *lengths))
+    rng = np.random.default_rng(1)
+    together = np.zeros((1, SEQ_LEN), np.int32)
+    together[0, : starts[-1]] = rng.integers(1, 300, starts[-1])
+    segments = np.full((1, SEQ_LEN), -1, np.int32)
+    apart = np.zeros((3, SEQ_LEN), np.int32)
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=False)):
+        segments[0, start : start + length] = index
+        apart[index, :length] = together[0, start : start + length]
+    base = str(folder / "base")
+    trainer_config = devices.base_trainer_config({"data": 1, "expert": 1, "context": 1, "model": 1})
+
+    def hidden(tokens: Any, ids: Any, uses_segments: bool) -> Any:
+        config = read_model_config(base, uses_segments=uses_segments)
+        axes = (Axis("batch", len(tokens)), config.max_Pos.resize(SEQ_LEN))
+
+        @named_jit(axis_resources=trainer_config.compute_axis_mapping)
+        def run(model: Any) -> Any:
+            mask = AttentionMask.causal()
+            if ids is not None:
+                mask = mask.with_segment_ids(hax.named(jnp.asarray(ids), axes))
+            return model.activations(hax.named(jnp.asarray(tokens), axes), mask).array
+
+        return np.asarray(run(load_hf_model(config, base, base, None)), np.float32)
+
+    with devices.on_mesh(trainer_config):
+        alone = hidden(apart, None, False)
+        in_one_row = hidden(together, segments, True)
+        unmasked = hidden(together, segments, False)
+
+    def difference(row: Any) -> float:
+        pieces = [
+            np.abs(row[0, start : start + length] - alone[index, :length]).max()
+            for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
+        ]
+        return float(max(pieces))
+
+    counts = []
+    for policy, slices in (("drop", "drop"), ("truncate", "left")):
+        many = rng.integers(1, 160, 400)
+        mixture = MixDatasetsConfig(
+            names=("a",), caches=("x",), weights=(1.0,), seq_len=SEQ_LEN, batch_size=1,
+            packing="packed", long_conversations=policy, model_config="x",
+        )  # fmt: skip
+        used = many <= SEQ_LEN if policy == "drop" else np.ones_like(many, bool)
+        packs = pack_documents(many, SEQ_LEN, 64, slices)
+        counts.append((_count_rows(many, used, mixture), len(packs)))
+    config = dataclasses.replace(train_config(folder), packing="packed")
+    return {
+        "packed": difference(in_one_row),
+        "unmasked": difference(unmasked),
+        "counts": counts,
+        "trained": train_sft(config, str(folder / "packed")),
+    }
+
+
 MODES = {
+    "packed": packed,
     "whole": whole,
     "killed": killed,
     "resumed": resumed,

@@ -68,6 +68,7 @@ def test_plan_counts_rows_tokens_and_passes(folder: Path, tmp_path: Path) -> Non
         "name": "short",
         "rows": 3,
         "rows_used": 3,
+        "rows_packed": 3,
         "too_long": 0,
         "longest": 8,
         "tokens": 18,
@@ -124,6 +125,16 @@ def test_drop_leaves_long_rows_out(folder: Path, tmp_path: Path) -> None:
     assert (source["rows_used"], source["too_long"], source["tokens"]) == (2, 1, 10)
     assert source["trained_tokens"] == 5
     assert result["num_train_steps"] == 2
+
+
+def test_packed_rows_make_the_epochs(folder: Path, tmp_path: Path) -> None:
+    """Rows of 4 and 6 share a row of 16 and leave no room for the one of 8: 2 rows, 3 updates in 3 epochs."""
+    config = make_config(folder, packing="packed", num_train_steps=None, num_train_epochs=3)
+
+    result = mix_datasets(config, str(tmp_path))
+
+    assert result["sources"][0]["rows_packed"] == result["num_rows"] == 2
+    assert result["num_train_steps"] == 3
 
 
 def test_truncate_cuts_the_end_of_long_rows(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from neve_train.errors import TrainInputError
 
 __all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig"]
 
+PACKINGS = ("separate", "packed")
 SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -130,7 +131,7 @@ class TrainSftConfig:
     num_train_steps: int | None = None
     """Optimizer updates, 1 or more; None: as many as the plan says."""
     packing: str = "separate"
-    """separate: one conversation per row."""
+    """separate: one conversation per row; packed: as many as fit, each attending to itself alone."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Adam and its schedule."""
     precision: str = "p=f32,c=bfloat16"
@@ -155,10 +156,10 @@ class TrainSftConfig:
                 f"must differ, got {counts[0]}, {counts[1]} and {counts[2]} with names "
                 f"{', '.join(self.names)}. Give as many of each."
             )
-        if self.packing != "separate":
+        if self.packing not in PACKINGS:
             raise TrainInputError(
-                f"training: packing must be separate, got {self.packing!r}. "
-                "Several conversations per row come with a later version."
+                f"training: packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}. "
+                "Pick one of them."
             )
         for name, low in (("seq_len", 2), ("batch_size", 1), ("seed", 0), ("data_seed", 0)):
             if getattr(self, name) < low:

@@ -46,6 +46,9 @@ def read_plan(config: TrainSftConfig) -> dict[str, Any]:
     return plan
 
 
+_MAX_SEGMENTS = {"separate": 1, "packed": 64}  # conversations per row; 64 is Levanter's own limit
+
+
 def num_train_steps(config: TrainSftConfig, plan: dict[str, Any]) -> int:
     """Returns the optimizer updates of a run: the config's, else the plan's.
 
@@ -68,13 +71,13 @@ def num_train_steps(config: TrainSftConfig, plan: dict[str, Any]) -> int:
 
 
 def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:
-    """Returns Levanter's config: one conversation per row, in a seeded order.
+    """Returns Levanter's config: rows of one or more conversations, in a seeded order.
 
     The empty URL source makes a missing validation split a skipped one; `source=None` would raise.
     """
     form = ChatLmDatasetFormat(
         chat_template=config.template_text,
-        pack=1,
+        pack=_MAX_SEGMENTS[config.packing],
         slice_strategy=_SLICES[plan["long_conversations"]],
     )
     components: dict[str, DatasetComponentBase] = {
@@ -82,7 +85,7 @@ def data_config(config: TrainSftConfig, plan: dict[str, Any]) -> LmDataConfig:
             source=UrlDatasetSourceConfig(),
             cache_dir=str(cache),
             format=form,
-            pack=1,
+            pack=_MAX_SEGMENTS[config.packing],
             tags=[name],
         )
         for name, cache in zip(config.names, config.caches, strict=True)

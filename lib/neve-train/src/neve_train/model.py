@@ -6,8 +6,17 @@ import dataclasses
 from typing import Any, cast
 
 import equinox as eqx
+import haliax as hax
 from haliax import Axis
-from levanter.models.snowball import SnowballConfig, SnowballLMHeadModel
+from jax.sharding import PartitionSpec as P
+from jax.sharding import reshard
+from levanter.grug.attention import AttentionMask
+from levanter.models.snowball import (
+    _BATCH_AXES,
+    SnowballConfig,
+    SnowballLMHeadModel,
+    _context_axis,
+)
 from neve import storage
 
 from neve_train.errors import TrainInputError
@@ -21,6 +30,9 @@ class NeveSnowballConfig(SnowballConfig):
 
     capacity_factor: float = 1.25
     """Rows that an expert shard accepts over its even share; more are dropped."""
+
+    uses_segments: bool = False
+    """Whether a conversation attends to itself alone, as rows that hold several need."""
 
     @property
     def model_type(self) -> type[NeveSnowballLMHeadModel]:
@@ -36,6 +48,24 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
         """Returns a fresh model."""
         model = SnowballLMHeadModel.init(Vocab, config, key=key)
         return _adopt(model)
+
+    def activations(
+        self, input_ids: Any, attn_mask: Any = None, *, key: Any = None, pos_ids: Any = None
+    ) -> Any:
+        """Returns the hidden states; Levanter's own model passes over the mask's segments."""
+        segments = getattr(attn_mask, "segment_ids", None)
+        if segments is None or not cast("NeveSnowballConfig", self.config).uses_segments:
+            return super().activations(input_ids, attn_mask, key=key, pos_ids=pos_ids)
+        queries = segments[0] if isinstance(segments, tuple) else segments
+        position = input_ids.resolve_axis(self.Pos.name)
+        ids = queries.array.reshape(-1, position.size)
+        ids = reshard(ids, P(_BATCH_AXES, _context_axis()))
+        tokens = input_ids.array.reshape(-1, position.size)
+        mask = AttentionMask.causal().with_segment_ids(ids)
+        hidden = self.transformer(tokens, mask)
+        return hax.named(
+            hidden.reshape(*input_ids.array.shape, self.Embed.size), (*input_ids.axes, self.Embed)
+        )
 
     def resize_vocab(self, new_size: int, key: Any = None) -> NeveSnowballLMHeadModel:
         """Returns the model with another number of embeddings."""
@@ -60,7 +90,9 @@ def _adopt(model: SnowballLMHeadModel) -> NeveSnowballLMHeadModel:
     return NeveSnowballLMHeadModel(transformer, model.config)
 
 
-def read_model_config(folder: str, capacity_factor: float = 1.25) -> NeveSnowballConfig:
+def read_model_config(
+    folder: str, capacity_factor: float = 1.25, uses_segments: bool = False
+) -> NeveSnowballConfig:
     """Returns the config of a Hugging Face folder.
 
     Raises:
@@ -84,4 +116,4 @@ def read_model_config(folder: str, capacity_factor: float = 1.25) -> NeveSnowbal
         config = cast("NeveSnowballConfig", NeveSnowballConfig.from_hf_config(hf_config))
     except ValueError as error:
         raise TrainInputError(f"model {folder}: {error}") from error
-    return dataclasses.replace(config, capacity_factor=capacity_factor)
+    return dataclasses.replace(config, capacity_factor=capacity_factor, uses_segments=uses_segments)

@@ -76,7 +76,9 @@ class _Run:
         self.callbacks = callbacks
         self.plan = read_plan(config)
         self.num_train_steps = num_train_steps(config, self.plan)
-        self.model_config = read_model_config(str(config.model), config.capacity_factor)
+        self.model_config = read_model_config(
+            str(config.model), config.capacity_factor, config.packing == "packed"
+        )
         if config.seq_len > self.model_config.max_seq_len:
             raise TrainInputError(
                 f"training: seq_len must be at most the model's {self.model_config.max_seq_len}, "
