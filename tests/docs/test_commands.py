@@ -56,6 +56,7 @@ def test_compose_a_recipe_runs_as_shown(tmp_path: Path) -> None:
     assert "Did you mean 'seq_len'" in printed
     assert "exit code 2" in printed
     assert list(prefix.glob("exports/my-chat-*/model.safetensors"))
+    assert [path.read_text() for path in prefix.glob("words-*/count.txt")] == ["3\n"]
 
 
 @pytest.mark.full
