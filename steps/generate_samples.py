@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +53,7 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
     from neve import progress, storage
     from neve_chat.render import ChatRenderer
     from neve_chat.tokens import ChatTokenizer
+    from neve_chat.transform import iter_conversations
     from neve_train.generation import generate  # heavy: jax and Levanter
 
     after = str(config.after)
@@ -64,7 +63,7 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
     limit = storage.read_json(storage.join(after, "config.json"))["max_position_embeddings"] - room
     prompts: list[list[int]] = []
     asked: list[dict[str, Any]] = []
-    for row in _rows(str(config.conversations)):
+    for row in iter_conversations(str(config.conversations)):
         messages = _before_first_answer(row)
         if not messages:
             continue
@@ -107,22 +106,6 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
         "num_stopped": sum(sample["has_stopped_after"] for sample in asked),
         "num_stopped_before": sum(sample["has_stopped_before"] for sample in asked),
     }
-
-
-def _rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yields conversations in a fixed order, reading no more than is asked for."""
-    import io
-
-    import zstandard  # planning reads this module
-    from neve import storage
-
-    names = sorted(file.name for file in storage.list_files(path))
-    for name in names:
-        if name.startswith("shard-") and name.endswith(".jsonl.zst"):
-            with storage.open_file(storage.join(path, name), "rb") as file:
-                reader = zstandard.ZstdDecompressor().stream_reader(file)
-                for line in io.TextIOWrapper(reader, encoding="utf-8"):
-                    yield json.loads(line)
 
 
 def _before_first_answer(row: dict[str, Any]) -> list[dict[str, Any]]:

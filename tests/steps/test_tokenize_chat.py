@@ -262,3 +262,23 @@ def test_levanter_loads_the_cache_unmodified(tmp_path: Path, tokenizer_path: str
     masks = column(tmp_path / "cache/train", "assistant_masks")
     assert loaded == [list(pair) for pair in zip(ids, masks, strict=True)]
     assert "Metadata mismatch" not in done.stderr
+
+
+@pytest.mark.parametrize("kept_fraction", [0.0, 0.5, 0.9])
+def test_tokenize_refuses_a_shard_that_is_cut_off(
+    kept_fraction: float, tmp_path: Path, tokenizer_path: str
+) -> None:
+    """
+    A shard that lost its end is an error, not a smaller data set: zstd's reader reports nothing.
+    """
+    rows = [turns(("user", f"q{i} " * 50), ("assistant", f"a{i}")) for i in range(200)]
+    source = transformed(tmp_path, rows)
+    shard = Path(source) / "shard-00000.jsonl.zst"
+    data = shard.read_bytes()
+    shard.write_bytes(data[: int(len(data) * kept_fraction)])
+    config = TokenizeChatConfig(input=source, tokenizer=tokenizer_path, template=INSIDE)
+
+    with pytest.raises(ChatInputError, match="cut off"):
+        tokenize_chat(config, str(tmp_path / "out"))
+
+    assert not list((tmp_path / "out").rglob("shard_ledger.json"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,21 @@ def test_transform_reads_a_large_json_array_item_by_item(tmp_path: Path) -> None
 
     ends = [row["messages"][1]["content"][-1] for row in iter_conversations(str(tmp_path / "out"))]
     assert ends == list("0123")
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.99])
+def test_transform_refuses_a_compressed_file_that_is_cut_off(kept: float, tmp_path: Path) -> None:
+    """
+    Rows behind the cut are never left out in silence, whichever frame the cut is in.
+    """
+    turn = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    lines = [json.dumps({**turn, "n": os.urandom(20).hex()}).encode() + b"\n" for _ in range(900)]
+    frames = [zstandard.compress(b"".join(lines[i : i + 300])) for i in (0, 300, 600)]
+    whole = b"".join(frames)
+    config = TransformConversationsConfig(input=str(tmp_path / "chats.jsonl.zst"))
+    (tmp_path / "chats.jsonl.zst").write_bytes(whole)
+    assert transform_conversations(config, str(tmp_path / "out"))["rows_in"] == 900
+    (tmp_path / "chats.jsonl.zst").write_bytes(whole[: int(len(whole) * kept)])
+
+    with pytest.raises(ChatInputError, match="cut off"):
+        transform_conversations(config, str(tmp_path / "cut"))

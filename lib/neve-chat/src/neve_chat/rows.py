@@ -21,6 +21,7 @@ import zstandard
 from neve import storage
 
 from neve_chat.errors import ChatInputError
+from neve_chat.zstd import open_zstd
 
 __all__ = ["InputFile", "SourceRow", "find_input_files", "read_rows"]
 
@@ -176,8 +177,7 @@ def _decompressed(raw: Any, name: str) -> io.BufferedReader:
     if name.endswith(".gz"):
         return io.BufferedReader(gzip.GzipFile(fileobj=raw), _READ_BYTES)  # type: ignore[arg-type]
     if name.endswith(".zst"):
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(reader, _READ_BYTES)  # type: ignore[arg-type]
+        return open_zstd(raw, _READ_BYTES)
     return raw
 
 

@@ -113,6 +113,11 @@ def tokenize_conversations(
                 if on_example is not None and run.example is not None and not run.has_shown:
                     on_example(example_text(run.example[1], tokenizer, max_chars=_PREVIEW_CHARS))
                     run.has_shown = True
+        if total is not None and run.num_rows != total:
+            raise ChatInputError(
+                f"conversations of {input_path}: the shards must hold the {total:,} rows that "
+                f"{SUMMARY_NAME} counts, got {run.num_rows:,}. A shard is cut off: transform again."
+            )
         run.check(quarantine, input_path)
     return run.write_facts()
 

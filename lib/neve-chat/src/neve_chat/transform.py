@@ -19,9 +19,11 @@ import zstandard
 from neve import storage
 
 from neve_chat.adapt import Conversation, RowAdapter, RowRejected
+from neve_chat.errors import ChatInputError
 from neve_chat.quarantine import Quarantine, refuse_if_too_many
 from neve_chat.rows import SourceRow, find_input_files, read_rows
 from neve_chat.schemas import ConversationSchema
+from neve_chat.zstd import open_zstd
 
 __all__ = ["ShardWriter", "iter_conversations", "list_shards", "transform_conversations"]
 
@@ -162,13 +164,14 @@ def iter_conversations(input_path: str) -> Iterator[dict[str, Any]]:
     present.
     """
     for path in list_shards(input_path):
-        with storage.open_file(path, "rb") as raw:
-            reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            pending = b""
-            while chunk := reader.read(1 << 20):
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
+        try:
+            with storage.open_file(path, "rb") as raw, open_zstd(raw) as stream:
+                for line in stream:
                     yield _loads(line)
+        except (EOFError, zstandard.ZstdError) as error:
+            raise ChatInputError(
+                f"shard {path}: must be readable to its end, got {error}. Transform again."
+            ) from error
 
 
 def _adapt(adapter: RowAdapter, row: SourceRow) -> Conversation:
