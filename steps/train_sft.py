@@ -19,7 +19,7 @@ def train_sft(config: TrainSftConfig, output_path: str) -> dict[str, Any]:
 
     Returns:
         final_loss, heldout_loss_first, heldout_loss (nats per trained token, None without held-out
-        rows), num_train_steps, tokens, tokens_per_second, seconds, resumed_from, checkpoint.
+        rows), num_train_steps, positions (padding included), positions_per_second, seconds, resumed_from, checkpoint.
 
     Raises:
         TrainInputError: Config, model, caches and mesh don't fit together.

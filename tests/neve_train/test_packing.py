@@ -7,8 +7,8 @@ from typing import Any
 def test_packed_conversations_equal_separate_ones(run_toy: Callable[..., tuple[int, Any]]) -> None:
     """Hidden states agree to float32 rounding, rows are counted as they are made, training learns.
 
-    1e-5 is some ten units in the last place of states of size 1; without the mask they differ a
-    hundred thousand times more.
+    1e-5 is some hundred units in the last place of states of size 1; without the mask they differ
+    at least a thousand times more.
     """
     results = run_toy("packed")[1]
 

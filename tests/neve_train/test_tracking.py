@@ -1,12 +1,13 @@
 """Metrics rows over restarts, and a tracker that fails."""
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from neve_train.metrics import MetricsFile
-from neve_train.tracking import Tracking, tracking_mode
+from neve_train.tracking import Tracking, start_tracking, tracking_mode
 
 
 class FailingRun:
@@ -89,3 +90,44 @@ def test_a_tracker_that_hangs_at_the_end_does_not_hold_the_run() -> None:
 def test_tracking_mode_is_what_the_environment_says(environ: dict[str, str], mode: str) -> None:
     """Without a key and a mode nothing is sent."""
     assert tracking_mode(environ) == mode
+
+
+def test_an_unreachable_service_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real client against a closed port: a message, and a tracker that takes rows in silence."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    messages: list[str] = []
+
+    tracking = start_tracking("away", "project", (), {}, str(tmp_path), messages.append, timeout=5)
+    tracking.log(1, {"loss": 1.0})
+    tracking.finish(exit_code=0)
+
+    assert len(messages) == 1
+    assert "could not start" in messages[0]
+    assert "a" * 40 not in messages[0]
+
+
+def test_offline_tracking_keeps_the_run_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real client, offline: the rows are in the folder of the run, and nothing is said."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    messages: list[str] = []
+
+    tracking = start_tracking(
+        "offline", "project", ("x",), {"a": 1}, str(tmp_path), messages.append
+    )
+    tracking.log(1, {"loss": 1.0})
+    tracking.finish(exit_code=0)
+
+    assert messages == []
+    (stored,) = tmp_path.rglob("run-offline.wandb")
+    assert stored.stat().st_size > 0

@@ -45,7 +45,7 @@ def test_training_measures_every_train_step_and_the_held_out_rows(
     assert whole["heldout_loss"] == rows[8]["heldout_loss"] < whole["heldout_loss_first"]
     assert whole["final_loss"] == rows[8]["loss"]
     assert rows[1]["learning_rate"] == pytest.approx(3e-3)
-    assert whole["tokens"] == 8 * 4 * 128
+    assert whole["positions"] == 8 * 4 * 128
     # Kept every 3 train steps and at the end; Levanter counts from 0.
     folders = {path.name for path in (toy / "whole" / "checkpoints").iterdir()}
     assert folders == {"step-2", "step-5", "step-7"}

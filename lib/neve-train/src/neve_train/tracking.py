@@ -7,8 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-__all__ = ["FINISH_SECONDS", "Tracking", "start_tracking", "tracking_mode"]
+from neve_train.errors import TrainInputError
 
+__all__ = ["FINISH_SECONDS", "START_SECONDS", "Tracking", "start_tracking", "tracking_mode"]
+
+START_SECONDS = 60.0
+"""How long the start of a run waits for the service."""
 FINISH_SECONDS = 60.0
 """How long the end of a run waits for the last rows to be sent."""
 
@@ -65,25 +69,41 @@ def start_tracking(
     config: Mapping[str, Any],
     directory: str,
     message: Callable[[str], None],
+    timeout: float = START_SECONDS,
 ) -> Tracking:
     """Returns the tracker's run; the same run_id continues the same run.
 
-    An error at the start, such as a wrong key, is raised: nothing has been spent yet.
+    A service that can't be reached within timeout seconds is told and left alone: a restart at
+    night must not depend on it.
+
+    Raises:
+        TrainInputError: The key or the settings are wrong; nothing has been spent yet.
     """
     mode = tracking_mode()
     if mode == "disabled":
         return Tracking(None, message)
     import wandb  # heavy optional dependency
+    from wandb.errors import AuthenticationError, UsageError
 
-    run = wandb.init(
-        project=project,
-        id=run_id,
-        name=run_id,
-        resume="allow",
-        tags=list(tags),
-        config=dict(config),
-        mode=cast("Any", mode),
-        dir=directory,
-    )
-    run.define_metric("*", step_metric="train_step")
+    try:
+        run = wandb.init(
+            project=project,
+            id=run_id,
+            name=run_id,
+            resume="allow",
+            tags=list(tags),
+            config=dict(config),
+            mode=cast("Any", mode),
+            dir=directory,
+            settings=wandb.Settings(init_timeout=timeout),
+        )
+        run.define_metric("*", step_metric="train_step")
+    except (AuthenticationError, UsageError) as error:
+        raise TrainInputError(
+            f"tracker: WANDB_API_KEY and WANDB_MODE must let W&B start, got: {error}. "
+            "Correct them, or set WANDB_MODE=offline."
+        ) from error
+    except Exception as error:  # noqa: BLE001  a service that is away must not stop training
+        message(f"tracker: could not start ({error}); training goes on, metrics are in loss.jsonl.")
+        return Tracking(None, message)
     return Tracking(run, message)

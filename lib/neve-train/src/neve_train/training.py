@@ -58,8 +58,8 @@ def train(
     Leaves checkpoints/step-N, loss.jsonl and loss.png below output_path.
 
     Returns:
-        final_loss, heldout_loss_first, heldout_loss, num_train_steps, tokens, trained_tokens,
-        tokens_per_second, seconds, resumed_from, checkpoint (relative to output_path).
+        final_loss, heldout_loss_first, heldout_loss, num_train_steps, positions (padding
+        included), positions_per_second, seconds, resumed_from, checkpoint (relative to output_path).
 
     Raises:
         TrainInputError: Config, model, caches and mesh don't fit together.
@@ -236,12 +236,12 @@ class _Run:
     def _after_step(self, info: Any, evaluate: Any, checkpointer: Any) -> None:
         done = info.next_step
         is_last = done == self.num_train_steps
-        tokens = self.config.batch_size * self.config.seq_len
+        positions = self.config.batch_size * self.config.seq_len
         values = {
             "loss": float(info.loss),
             "learning_rate": float(self.schedule(done - 1)),
             "seconds": info.step_duration,
-            "tokens_per_second": tokens / info.step_duration,
+            "positions_per_second": positions / info.step_duration,
         }
         self.metrics.add(done, **values)
         if done % self.execution.log_every_train_steps == 0 or is_last:
@@ -268,14 +268,14 @@ class _Run:
     def _results(self, first: int, seconds: float) -> dict[str, Any]:
         losses, heldout = self.metrics.series("loss"), self.metrics.series("heldout_loss")
         num_done = self.num_train_steps - first
-        tokens = self.config.batch_size * self.config.seq_len
+        positions = self.config.batch_size * self.config.seq_len
         return {
             "final_loss": losses[-1][1] if losses else None,
             "heldout_loss_first": heldout[0][1] if heldout else None,
             "heldout_loss": heldout[-1][1] if heldout else None,
             "num_train_steps": self.num_train_steps,
-            "tokens": self.num_train_steps * tokens,
-            "tokens_per_second": round(num_done * tokens / seconds, 1) if num_done else None,
+            "positions": self.num_train_steps * positions,
+            "positions_per_second": round(num_done * positions / seconds, 1) if num_done else None,
             "seconds": round(seconds, 2),
             "resumed_from": first or None,
             "checkpoint": f"checkpoints/step-{self.num_train_steps - 1}",
