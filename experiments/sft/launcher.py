@@ -19,6 +19,7 @@ from neve import (
     run_steps,
     unhashed,
 )
+from neve.entry import exit_code_of
 
 from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.spec import DatasetSpec, SFTSpec
@@ -249,25 +250,24 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
 
     Exit codes: 0 done, 1 a step failed, 2 the input is wrong, 130 interrupted.
     """
-    try:
+
+    def run() -> int:
         options, rest = parse_options(sys.argv[1:], description=_description(spec))
-        spec = apply_overrides(spec, rest)
+        changed = apply_overrides(spec, rest)
         accelerator = options.accelerator or default_accelerator
         if accelerator is None:
             raise InputError(
                 f"spec {spec.name!r}: --accelerator must be given, got none. "
                 "Pass for example --accelerator 32xH100."
             )
-        steps = sft_steps(spec, accelerator)
-        code = run_steps([steps.samples], options, description=spec.name)
-        if code == 0 and not options.dry_run:
+        steps = sft_steps(changed, accelerator)
+        code = run_steps([steps.samples], options, description=changed.name)
+        # With --only there may be no checkpoint to point at; with --json a program reads.
+        if code == 0 and not (options.dry_run or options.only or options.json):
             print(_where_everything_is(steps, options))  # noqa: T201  what the user came for
-    except Exception as error:
-        if getattr(error, "exit_code", None) != 2:
-            raise
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        code = 2
-    sys.exit(code)
+        return code
+
+    sys.exit(exit_code_of(run))
 
 
 def _description(spec: SFTSpec) -> str:

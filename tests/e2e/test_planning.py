@@ -1,5 +1,6 @@
 """Planning a recipe: fast, light, writes nothing, and tells wrong inputs apart."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,24 @@ def test_h100s_without_an_engine_are_exit_2(tmp_path: Path) -> None:
     assert "H100" in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name != ".neve"] == []
+
+
+def test_only_runs_one_step_and_its_inputs_and_ends_well(tmp_path: Path) -> None:
+    """--only stops at the named step, is done with exit 0, and points at nothing that isn't there."""
+    name = "raw/terminal-conversations"
+
+    done = run(TINY, "--only", name, env=environment(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "error" not in done.stderr
+    assert list(tmp_path.glob(f"{name}-*/*.parquet"))
+
+
+def test_json_prints_one_document(tmp_path: Path) -> None:
+    """With --json a program can read all of what a run prints."""
+    args = ("--only", "raw/terminal-conversations", "--json")
+
+    done = run(TINY, *args, env=environment(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 0

@@ -16,6 +16,7 @@ from neve.options import (
     resolve_prefix,
 )
 from neve.plan import Plan, make_plan
+from neve.secrets import Redactor
 from neve.step import ExecutorStep
 
 Steps = Iterable[ExecutorStep] | Callable[[Options], Iterable[ExecutorStep]]
@@ -31,26 +32,31 @@ def executor_main(
         description: What the recipe is, for --help and the run's document.
         argv: Words of the command line, by default this process's.
     """
-    try:
+
+    def run() -> int:
         options, rest = parse_options(sys.argv[1:] if argv is None else argv, description)
         refuse_unknown(rest)
-        code = run_steps(steps, options, description)
-    except Exception as error:
-        if getattr(type(error), "exit_code", None) != 2:
-            raise
-        sys.stderr.write(f"{error}\n")
-        code = 2
-    sys.exit(code)
+        return _run(steps, options, description)
+
+    sys.exit(exit_code_of(run))
 
 
 def run_steps(steps: Steps, options: Options, description: str = "") -> int:
     """Plan and run steps; return 0, 1 (a step failed), 2 (wrong input), 130 or 143 (stopped)."""
+    return exit_code_of(lambda: _run(steps, options, description))
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """Return what `run` returns; a mistake of the user's becomes one sentence and 2.
+
+    An error is the user's where its class says `exit_code = 2`; any other is raised.
+    """
     try:
-        return _run(steps, options, description)
-    except Exception as error:
+        return run()
+    except Exception as error:  # any class may say that it is the user's; the rest is raised again
         if getattr(type(error), "exit_code", None) != 2:
             raise
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(Redactor().text(f"error: {error}") + "\n")
         return 2
 
 
