@@ -35,6 +35,8 @@ class Rendered:
     """The whole rendered conversation."""
     spans: tuple[tuple[int, int], ...]
     """Half-open character ranges of text that are trained, in order, never empty."""
+    cuts: tuple[int, ...] = ()
+    """Characters at which the text is encoded in separate pieces, in order; nothing merges across."""
 
 
 class TemplateRefusal(Exception):

@@ -1,0 +1,102 @@
+"""
+Units of work over processes. What a unit gives never depends on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from neve_chat.errors import NeveChatError
+
+__all__ = ["WorkerLost", "num_cores", "own_units", "run_units"]
+
+_worker: Callable[[Any], Any] | None = None
+
+
+class WorkerLost(NeveChatError):
+    """
+    A process was killed from outside; what was finished before is kept.
+    """
+
+
+def num_cores() -> int:
+    """
+    Cores that this process may use.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def own_units[Unit](units: Sequence[Unit], task_index: int, task_count: int) -> list[Unit]:
+    """
+    The units of one of several cluster tasks: every task_count-th one.
+    """
+    return list(units[task_index::task_count])
+
+
+def run_units(
+    make_worker: Callable[[Any], Callable[[Any], Any]],
+    config: Any,
+    units: Sequence[Any],
+    *,
+    num_processes: int | None = None,
+) -> Iterator[Any]:
+    """
+    The results of all units, in the order in which they end.
+
+    Args:
+        make_worker: module-level function, called once in each process: config -> (unit -> result).
+        config: what it needs; pickled.
+        units: what to work on; pickled.
+        num_processes: None: one for each core, at most one for each unit. With one, everything
+            happens in this process.
+
+    Raises:
+        WorkerLost: a process was killed, as the kernel does when memory runs out.
+    """
+    count = min(num_processes or num_cores(), len(units))
+    if count <= 1:
+        work = make_worker(config) if units else None
+        for unit in units:
+            assert work is not None
+            yield work(unit)
+        return
+    context = multiprocessing.get_context("spawn")  # fork would copy the threads' locks
+    pool = concurrent.futures.ProcessPoolExecutor(
+        count, mp_context=context, initializer=_start, initargs=(make_worker, config)
+    )
+    try:
+        waiting = [pool.submit(_work, unit) for unit in units]
+        for future in concurrent.futures.as_completed(waiting):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise WorkerLost(
+            f"data workers: a process of {count} was killed from outside, out of memory as a "
+            "rule. Run again: finished parts are kept. Pass fewer processes if it repeats."
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(make_worker: Callable[[Any], Callable[[Any], Any]], config: Any) -> None:
+    global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker = make_worker(config)
+
+
+def _work(unit: Any) -> Any:
+    assert _worker is not None
+    return _worker(unit)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
