@@ -1,12 +1,13 @@
 """
 Writes Levanter's TreeCache: what `levanter.store.cache.TreeCache.load` opens unmodified.
 
-Layout of one split (consolidated): `<field>/data` with all rows joined, `<field>/offsets` with the
-number of rows and then each row's end, both zarr3; `shard_ledger.json` last, which makes the cache
-complete.
+A split consists of parts, each a small cache of its own that one process writes: `<field>/data`
+with all rows joined, `<field>/offsets` with the number of rows and then each row's end, both zarr3,
+and a `shard_ledger.json` last. The ledger of the split names the parts; it is written when all of
+them are there, and makes the split complete (Levanter's layout "sharded").
 
-The arrays differ from Levanter's own in one number: a chunk file holds 2**24 elements instead of
-2**27, so that each is written once, whole, from a buffer of 64 MiB; Levanter's size needs either
+The arrays differ from Levanter's own in one number: a chunk file holds 2**22 elements instead of
+2**27, so that each is written once, whole, from a buffer of 16 MiB; Levanter's size needs either
 half a gigabyte of buffer for each field or a rewrite of the file at every flush. Readers take it
 from zarr.json.
 """
@@ -14,6 +15,7 @@ from zarr.json.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,19 @@ import numpy as np
 import tensorstore as ts
 from neve import storage
 
-__all__ = ["TreeCacheWriter"]
+__all__ = ["PART_PATTERN", "TreeCacheWriter", "write_split_ledger"]
+
+PART_PATTERN = "part-{:05d}-of-{:05d}"
 
 _INNER_CHUNK = 262_144
-_CHUNK = 64 * _INNER_CHUNK
+_CHUNK = 16 * _INNER_CHUNK
 _UNBOUNDED = 2**54
 _FIELDS = ("input_ids", "assistant_masks")
 
 
 class TreeCacheWriter:
     """
-    Writes one split. Use as a context manager: after an exception no ledger appears.
+    Writes one part. Use as a context manager: after an exception no ledger appears.
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class TreeCacheWriter:
     ) -> None:
         """
         Args:
-            output_path: folder of the split.
+            output_path: folder of the part.
             scratch: empty local folder; holds at most a few chunk files of a remote cache.
             preprocessor_metadata: what Levanter's processor would report, compared when it loads.
         """
@@ -78,7 +82,7 @@ class TreeCacheWriter:
 
     def finish(self) -> None:
         """
-        Write what is buffered, the offsets, `.stats.json` and, last, the ledger.
+        Write what is buffered, the offsets and, last, the ledger.
         """
         offsets = np.concatenate(
             [[self.num_rows], np.frombuffer(self._ends, dtype=np.int64)]
@@ -88,19 +92,7 @@ class TreeCacheWriter:
             store = _open(self._local / name / "offsets", "int64")
             store[: len(offsets)].write(offsets).result()
         self._publish()
-        counts = dict.fromkeys(_FIELDS, self.num_tokens)
-        stats = {"total_tokens": self.num_tokens, "total_elements": self.num_rows}
-        storage.write_json(storage.join(self._output_path, ".stats.json"), stats)
-        ledger = {
-            "total_num_rows": self.num_rows,
-            "shard_rows": {"": self.num_rows},
-            "is_finished": True,
-            "finished_shards": [""],
-            "field_counts": counts,
-            "field_counts_by_shard": {"": counts},
-            "layout": "consolidated",
-            "metadata": {"preprocessor_metadata": self._metadata},
-        }
+        ledger = _ledger({"": (self.num_rows, self.num_tokens)}, "consolidated", self._metadata)
         storage.write_json(storage.join(self._output_path, "shard_ledger.json"), ledger)
 
     def _publish(self) -> None:
@@ -122,6 +114,40 @@ class TreeCacheWriter:
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         if kind is None:
             self.finish()
+
+
+def write_split_ledger(
+    split_path: str, parts: Mapping[str, tuple[int, int]], preprocessor_metadata: dict[str, Any]
+) -> None:
+    """
+    Declare a split complete: `.stats.json` and, last, the ledger that names its parts.
+
+    Args:
+        split_path: folder of the split.
+        parts: folder of each part below it -> (rows, tokens), in the order of the rows.
+        preprocessor_metadata: what Levanter's processor would report.
+    """
+    rows, tokens = (sum(counts) for counts in zip(*parts.values(), strict=True))
+    stats = {"total_tokens": tokens, "total_elements": rows}
+    storage.write_json(storage.join(split_path, ".stats.json"), stats)
+    ledger = _ledger(parts, "sharded", preprocessor_metadata)
+    storage.write_json(storage.join(split_path, "shard_ledger.json"), ledger)
+
+
+def _ledger(
+    parts: Mapping[str, tuple[int, int]], layout: str, metadata: dict[str, Any]
+) -> dict[str, Any]:
+    by_part = {name: dict.fromkeys(_FIELDS, tokens) for name, (_, tokens) in parts.items()}
+    return {
+        "total_num_rows": sum(rows for rows, _ in parts.values()),
+        "shard_rows": {name: rows for name, (rows, _) in parts.items()},
+        "is_finished": True,
+        "finished_shards": list(parts),
+        "field_counts": dict.fromkeys(_FIELDS, sum(tokens for _, tokens in parts.values())),
+        "field_counts_by_shard": by_part,
+        "layout": layout,
+        "metadata": {"preprocessor_metadata": metadata},
+    }
 
 
 class _Column:
