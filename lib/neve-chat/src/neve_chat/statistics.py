@@ -42,7 +42,7 @@ class SplitCounts:
         self.num_tokens += length
         self.num_trained_tokens += tokens.num_trained
         self.max_tokens = max(self.max_tokens, length)
-        self.lengths[1 << max(0, (length - 1).bit_length())] += 1
+        self.lengths[1 << max(length - 1, 0).bit_length()] += 1
 
     def merge(self, other: SplitCounts) -> None:
         """
