@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neve.digest_memory import DigestMemory
 from neve.errors import InputError
 from neve.step import unhashed
 
 _CHUNK_BYTES = 1 << 20
-_SETTLED_SECONDS = 1.0  # a file changed again within one tick of the clock keeps its times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,7 @@ def local_source(path: str) -> ImportLocalConfig:
             f"local source {path}: must be a file or a folder, got nothing there. Check the path; "
             f"relative ones start at {Path.cwd()}."
         )
-    memory = _Memory()
+    memory = DigestMemory()
     try:
         files = sorted(_files(source))
         digests = tuple((name, memory.digest(file)) for name, file in files)
@@ -133,56 +130,3 @@ def _chunks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-
-
-class _Memory:
-    """Digests of files seen before, in the user's cache folder; losing it costs a read, no more."""
-
-    def __init__(self) -> None:
-        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        self._path = Path(cache) / "neve" / "file_digests.json"
-        self._changed = False
-        try:
-            known = json.loads(self._path.read_text())
-            self._known: dict[str, Any] = known if isinstance(known, dict) else {}
-        except (OSError, ValueError):
-            self._known = {}
-
-    def digest(self, file: Path) -> str:
-        """Return the sha256 of a file."""
-        facts = _facts(file)
-        key = str(file.resolve())
-        entry = self._known.get(key)
-        if isinstance(entry, list) and entry[:-1] == facts and isinstance(entry[-1], str):
-            return entry[-1]
-        digest = hashlib.sha256()
-        for chunk in _chunks(file):
-            digest.update(chunk)
-        if _facts(file) != facts:
-            raise InputError(
-                f"local source {file}: must not change while it is read, got a new time. "
-                "Run the command again."
-            )
-        if time.time() - max(facts[1:3]) / 1e9 > _SETTLED_SECONDS:
-            self._known[key] = [*facts, digest.hexdigest()]
-            self._changed = True
-        return digest.hexdigest()
-
-    def save(self) -> None:
-        """Write what was learned; a cache folder that can't be written is no error."""
-        if not self._changed:
-            return
-        part = self._path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self._known))
-            part.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-
-
-def _facts(file: Path) -> list[int]:
-    """Return what changes with the content: size, mtime, ctime and inode."""
-    facts = file.stat()
-    return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]

@@ -152,7 +152,7 @@ def step_payload(step: ExecutorStep, fn_name: str, tree: Any) -> dict[str, Any]:
     """Return what is hashed; a step class may put its own payload in place of the usual one."""
     payload = getattr(step, "identity_payload", None)
     if payload is not None:
-        return {"scheme": SCHEME, "name": step.name, **payload}
+        return {"scheme": SCHEME, "name": step.name, **payload(fn_name, tree)}
     return {
         "scheme": SCHEME,
         "name": step.name,

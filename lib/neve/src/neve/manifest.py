@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 from neve import storage
@@ -24,8 +25,13 @@ def file_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def make_manifest(path: str) -> dict[str, Any]:
-    """Return the manifest of all files below a folder, or of one file."""
+def make_manifest(path: str, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
+    """Return the manifest of all files below a folder, or of one file.
+
+    Args:
+        path: Folder or file.
+        digest: Returns the sha256 of one file; called by several threads.
+    """
     files = storage.list_files(path)
     if not files and storage.exists(path) and not storage.is_dir(path):
         files = [storage.FileInfo(name="", size=storage.size(path))]
@@ -34,10 +40,10 @@ def make_manifest(path: str) -> dict[str, Any]:
         from concurrent.futures import ThreadPoolExecutor  # 10 ms of imports, rarely needed
 
         with ThreadPoolExecutor(min(_THREADS, len(paths), (os.cpu_count() or 1) * 2)) as pool:
-            digests = list(pool.map(file_digest, paths))
+            digests = list(pool.map(digest, paths))
     else:
-        digests = [file_digest(one) for one in paths]
-    rows = [[info.name, info.size, digest] for info, digest in zip(files, digests, strict=True)]
+        digests = [digest(one) for one in paths]
+    rows = [[info.name, info.size, found] for info, found in zip(files, digests, strict=True)]
     return {"format": FORMAT, "digest": manifest_digest(rows), "files": rows}
 
 

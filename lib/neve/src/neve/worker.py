@@ -18,6 +18,7 @@ from typing import Any
 
 from neve import lease as leases
 from neve import progress, records, storage
+from neve.adopted import adopted_manifest
 from neve.code import code_digests, commit_facts
 from neve.codec import readable
 from neve.errors import InputError, LeaseLostError, StepFailedError
@@ -129,7 +130,12 @@ def _attempt(
             f"warning: {code['file']} changed while step {document['name']} ran; "
             "the record keeps the digest from before."
         )
-    manifest = make_manifest(target)
+    manifest = adopted_manifest(target) if adopted else make_manifest(target)
+    if adopted and manifest["digest"] != document["encoded"]["adopted"]:
+        raise InputError(
+            f"adopted data {adopted}: must not change between plan and use, got other content. "
+            "Run the command again."
+        )
     check_outputs(tuple(document["outputs"]), manifest["files"], document["name"])
     storage.write_json(records.neve_path(home, "manifest.json"), manifest, indent=None)
     code |= commit if commit is not None else commit_facts(os.getcwd())
