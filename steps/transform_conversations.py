@@ -4,13 +4,19 @@ Step: rows of a data set to shards of canonical conversations.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from neve.step import unhashed
+from neve_chat.checks import RowPolicies
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 
 __all__ = ["TransformConversationsConfig", "transform_conversations"]
+
+_LAYOUT = 2
+_MB = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,28 +26,38 @@ class TransformConversationsConfig:
     """
 
     input: Any
-    """Folder or file with the rows: a path, or a download step."""
+    """Folder or file with the rows: a path, an s3:// or gs:// URL, or a step that fetches them."""
     schema: ConversationSchema = field(default_factory=ConversationSchema)
     """Layout of the rows."""
-    files: tuple[str, ...] = ("**/*.parquet", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst")
+    files: tuple[str, ...] = (
+        "**/*.parquet",
+        "**/*.arrow",
+        "**/*.jsonl",
+        "**/*.jsonl.gz",
+        "**/*.jsonl.zst",
+    )
     """Globs of the files below input; `*` stays inside a folder, `**` crosses folders."""
     replacements: tuple[tuple[str, str], ...] = ()
     """Pairs (old, new) applied in this order to the text and reasoning of every message."""
-    rows_per_shard: int = 5_000
-    """Conversations per output shard, >= 1."""
+    policies: RowPolicies = field(default_factory=RowPolicies)
+    """What happens to rows with faults: error, drop or keep for each."""
     max_rejected_fraction: float = 0.05
     """Share of refused rows above which the step fails, 0 to 1."""
+    num_processes: Any = unhashed(None)
+    """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
+    layout: int = _LAYOUT
+    """Form of the output; part of identity, so that outputs of an older form are made again."""
 
     def __post_init__(self) -> None:
-        if self.rows_per_shard < 1:
-            raise ChatInputError(
-                f"transform: rows_per_shard must be at least 1, got {self.rows_per_shard}. "
-                f"Pass a positive number."
-            )
         if not 0 <= self.max_rejected_fraction <= 1:
             raise ChatInputError(
                 "transform: max_rejected_fraction must be between 0 and 1, "
                 f"got {self.max_rejected_fraction}. Pass a share of the rows."
+            )
+        if self.layout != _LAYOUT:
+            raise ChatInputError(
+                f"transform: layout must be {_LAYOUT}, the only form that is written, got "
+                f"{self.layout}. Leave it out."
             )
 
 
@@ -49,18 +65,22 @@ def transform_conversations(
     config: TransformConversationsConfig, output_path: str
 ) -> dict[str, Any]:
     """
-    The conversations stand below output_path as `shard-NNNNN.jsonl.zst`.
+    The conversations stand below output_path as `shard-*.jsonl.zst`.
+
+    May be killed and called again; of several cluster tasks each does its share and the first one
+    completes the output.
 
     Returns:
         Counts in, out and refused by reason.
 
     Raises:
-        ChatInputError: no input, no usable row, or too many refused.
+        ChatInputError: no input, no usable row, too many refused, or a fault that isn't allowed.
     """
     from neve import progress
     from neve_chat import (
         transform,
-    )  # lazy: orjson, zstandard and pyarrow, which planning does not need
+    )  # lazy: orjson, zstandard and numpy, which planning does not need
+    from neve_chat.parts import Tasks
 
     results = transform.transform_conversations(
         input_path=str(config.input),
@@ -68,11 +88,18 @@ def transform_conversations(
         schema=config.schema,
         files=config.files,
         replacements=dict(config.replacements),
-        rows_per_shard=config.rows_per_shard,
+        policies=config.policies,
         max_rejected_fraction=config.max_rejected_fraction,
-        on_progress=lambda done, total: progress.report(done, total, "rows"),
+        tasks=Tasks(
+            index=int(os.environ.get("NEVE_TASK_INDEX", "0")),
+            count=int(os.environ.get("NEVE_TASK_COUNT", "1")),
+            num_processes=getattr(config.num_processes, "value", config.num_processes),
+        ),
+        on_progress=lambda done, total, facts: progress.report(
+            done // _MB, total // _MB, "MB", **facts
+        ),
     )
-    if results["rejected"]:
+    if results.get("rejected"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results["rejected"].items())
         progress.message(
             f"{results['rows_out']:,} of {results['rows_in']:,} conversations kept; refused: "

@@ -39,6 +39,14 @@ def write_lines(path: Path, rows: list[Any]) -> None:
     path.write_bytes(data)
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    """
+    Name -> bytes of all files below a folder, in the order of their names.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def run(
     source: Path, output: Path, *, column: str = "conversations", **fields: Any
 ) -> dict[str, Any]:
@@ -75,12 +83,11 @@ def test_transform_gives_the_same_bytes_twice(tmp_path: Path) -> None:
     pairs = (("<think>", "<|start_think|>"), ("</think>", "<|end_think|>"))
 
     for name in ("one", "two"):
-        run(tmp_path / "in.jsonl", tmp_path / name, rows_per_shard=2, replacements=pairs)
+        run(tmp_path / "in.jsonl", tmp_path / name, replacements=pairs)
 
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == [*(f"shard-0000{i}.jsonl.zst" for i in range(3)), "summary.json"]
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    names = [name for name in tree(tmp_path / "one") if not name.startswith(".")]
+    assert names == ["shard-00000.jsonl.zst", "summary.json"]
     first = next(iter_conversations(str(tmp_path / "one")))
     canonical = json.dumps(numbered(0)["conversations"], ensure_ascii=False, separators=(",", ":"))
     assert first["id"] == hashlib.sha256(canonical.encode()).hexdigest()
@@ -106,10 +113,11 @@ def test_transform_accounts_for_every_row(tmp_path: Path) -> None:
         "no assistant turn": 1,
         "unreadable row": 2,
     }
-    refused = [
-        json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()
-    ]
-    assert [entry["row"] for entry in refused] == [f"in.jsonl:{i}" for i in (1, 2, 3, 5)]
+    text = (tmp_path / "out/rejected/part-00000.jsonl").read_text()
+    places = [json.loads(line)["row"] for line in text.splitlines()]
+    lines = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
+    starts = [len(b"".join(lines[:index])) for index in (1, 2, 3, 5)]
+    assert places == [f"in.jsonl@{start}" for start in starts]
 
 
 def test_transform_stops_when_too_many_are_refused(tmp_path: Path) -> None:
@@ -123,7 +131,7 @@ def test_transform_stops_when_too_many_are_refused(tmp_path: Path) -> None:
     ):
         run(tmp_path / "in.jsonl", tmp_path / "out", column="messages")
 
-    assert (tmp_path / "out/rejected.jsonl").exists()
+    assert (tmp_path / "out/rejected/part-00000.jsonl").exists()
 
 
 def test_transform_tells_the_roles_when_nothing_fits(tmp_path: Path) -> None:

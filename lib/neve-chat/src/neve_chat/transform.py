@@ -1,74 +1,39 @@
 """
 Rows of any known layout to shards of canonical conversations.
 
-Streaming, and a function of its input alone: the same rows give the same bytes, whatever the
-machine.
+Streaming, parallel and resumable, and a function of its input alone: the same files give the same
+bytes, whatever the machine, the number of processes and the number of cluster tasks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import orjson
-import zstandard
 from neve import storage
 
-from neve_chat.adapt import Conversation, RowAdapter, RowRejected
+from neve_chat.checks import RowPolicies
+from neve_chat.duplicates import find_duplicates
 from neve_chat.errors import ChatInputError
-from neve_chat.quarantine import Quarantine, refuse_if_too_many
-from neve_chat.rows import SourceRow, find_input_files, read_rows
+from neve_chat.input_files import InputFile, find_input_files
+from neve_chat.parts import Part, Tasks, run_parts
+from neve_chat.quarantine import Refusals, refuse_if_too_many
 from neve_chat.schemas import ConversationSchema
-from neve_chat.zstd import open_zstd
+from neve_chat.shards import iter_conversations, list_shards, read_shard
+from neve_chat.transform_unit import UnitConfig, make_worker
+from neve_chat.units import UNIT_BYTES, cut_units, part_bytes
 
-__all__ = ["ShardWriter", "iter_conversations", "list_shards", "transform_conversations"]
+__all__ = [
+    "SUMMARY_NAME",
+    "iter_conversations",
+    "list_shards",
+    "read_shard",
+    "transform_conversations",
+]
 
-SHARD_PATTERN = "shard-{:05d}.jsonl.zst"
 SUMMARY_NAME = "summary.json"
-_ZSTD_LEVEL = 3
-
-
-class ShardWriter:
-    """
-    Writes JSON lines into zstd shards of a fixed number of rows.
-    """
-
-    def __init__(self, output_path: str, rows_per_shard: int) -> None:
-        self._output_path = output_path
-        self._rows_per_shard = rows_per_shard
-        self._num_rows_in_shard = 0
-        self._shard = contextlib.ExitStack()
-        self._stream: Any = None
-        self.num_shards = 0
-
-    def write(self, line: bytes) -> None:
-        """
-        Append one line, which must not hold a newline.
-        """
-        if self._stream is None:
-            path = storage.join(self._output_path, SHARD_PATTERN.format(self.num_shards))
-            file = self._shard.enter_context(storage.open_file(path, "wb"))
-            compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
-            self._stream = self._shard.enter_context(compressor.stream_writer(file, closefd=False))
-            self.num_shards += 1
-        self._stream.write(line + b"\n")
-        self._num_rows_in_shard += 1
-        if self._num_rows_in_shard == self._rows_per_shard:
-            self._finish(None, None, None)
-
-    def _finish(self, *exception: Any) -> None:
-        self._shard.__exit__(*exception)
-        self._stream, self._num_rows_in_shard = None, 0
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._finish(*exception)
 
 
 def transform_conversations(
@@ -78,12 +43,16 @@ def transform_conversations(
     schema: ConversationSchema,
     files: Sequence[str],
     replacements: Mapping[str, str] | None = None,
-    rows_per_shard: int = 5_000,
+    policies: RowPolicies | None = None,
     max_rejected_fraction: float = 0.05,
-    on_progress: Callable[[int, int | None], None] | None = None,
+    tasks: Tasks | None = None,
+    unit_bytes: int = UNIT_BYTES,
+    on_progress: Callable[[int, int, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """
-    The conversations stand in `shard-NNNNN.jsonl.zst`, refused rows in `rejected.jsonl`.
+    The conversations stand in `shard-*.jsonl.zst`, refused rows in `rejected/`.
+
+    May be killed and called again: finished units are kept.
 
     Args:
         input_path: folder or file with the rows.
@@ -92,130 +61,127 @@ def transform_conversations(
         files: globs of the files below input_path.
         replacements: text -> text, in the string contents and reasoning of every message, after
             the id.
-        rows_per_shard: conversations per shard, >= 1.
-        max_rejected_fraction: share of refused rows above which the whole is refused, 0 to 1.
-        on_progress: called with (rows read, None).
+        policies: what happens to rows with faults.
+        max_rejected_fraction: share of refused rows above which the whole is refused, 0 to 1;
+            duplicates that are dropped don't count.
+        tasks: this task among those of a cluster job, and its processes.
+        unit_bytes: size of the units that the input is cut into.
+        on_progress: called with (bytes of input done, bytes in all, facts to show).
 
     Returns:
-        Counts: rows_in, rows_out, rejected by reason, notes, roles_seen, num_files, num_shards.
+        What summary.json holds: rows_in, rows_out, rejected by reason, notes, roles_seen,
+        num_files, num_shards, and name, rows and bytes of each shard. Tasks other than the first
+        get an empty dict.
 
     Raises:
-        ChatInputError: no file, a damaged file, no usable row, or too many refused.
+        ChatInputError: no file, a damaged file, no usable row, too many refused, or a fault whose
+            policy is error.
     """
+    tasks, policies = tasks or Tasks(), policies or RowPolicies()
     inputs = find_input_files(input_path, files)
-    adapter = RowAdapter(schema)
-    notes: Counter[str] = Counter()
-    rows_in = rows_out = 0
-    with (
-        Quarantine(storage.join(output_path, "rejected.jsonl")) as quarantine,
-        ShardWriter(output_path, rows_per_shard) as writer,
-    ):
-        for file in inputs:
-            for row in read_rows(file, schema.required_columns(), schema.optional_columns()):
-                rows_in += 1
-                try:
-                    conversation = _adapt(adapter, row)
-                    line = _output_line(row, conversation, replacements or {})
-                except RowRejected as refusal:
-                    quarantine.add(
-                        refusal.reason, refusal.detail, f"{row.file}:{row.index}", row.values
-                    )
-                else:
-                    notes.update(set(conversation.notes))
-                    writer.write(line)
-                    rows_out += 1
-                if on_progress is not None:
-                    on_progress(rows_in, None)
-    roles = dict(sorted(adapter.roles_seen.items()))
-    refuse_if_too_many(
-        quarantine,
-        rows_in,
-        max_fraction=max_rejected_fraction,
-        what=f"conversations of {input_path}",
-        advice=f"Roles seen: {_roles_text(roles)}; the schema reads {schema.describe()}. "
-        "Correct the schema so that it fits the rows",
+    parts = cut_units(inputs, schema.required_columns(), unit_bytes=unit_bytes)
+    config = UnitConfig(
+        output_path=output_path,
+        files={file.name: file for file in inputs},
+        schema=schema,
+        replacements=tuple((replacements or {}).items()),
+        policies=policies,
     )
-    summary = {
-        "rows_in": rows_in,
-        "rows_out": rows_out,
-        "rejected": dict(sorted(quarantine.counts.items())),
-        "notes": dict(sorted(notes.items())),
-        "roles_seen": roles,
-        "num_files": len(inputs),
-        "num_shards": writer.num_shards,
-    }
+    facts = run_parts(
+        make_worker,
+        config,
+        parts,
+        output_path=output_path,
+        tasks=tasks,
+        on_part=_progress(parts, on_progress),
+    )
+    if tasks.index:
+        return {}
+    summary = _summary(facts, inputs)
+    _refuse_if_too_many(facts, summary, input_path, output_path, schema, max_rejected_fraction)
+    _treat_duplicates(parts, summary, output_path, policies, tasks)
     storage.write_json(storage.join(output_path, SUMMARY_NAME), summary)
     return summary
 
 
-def list_shards(input_path: str) -> list[str]:
+def _progress(
+    parts: Sequence[Part], on_progress: Callable[[int, int, dict[str, Any]], None] | None
+) -> Callable[[dict[str, Any]], None]:
+    total, done = sum(map(part_bytes, parts)), Counter[str]()
+
+    def note(facts: dict[str, Any]) -> None:
+        done["bytes"] += facts["unit"]["bytes"]
+        done["rows"] += facts["rows_in"]
+        if on_progress is not None:
+            on_progress(done["bytes"], total, {"rows": done["rows"]})
+
+    return note
+
+
+def _summary(facts: Sequence[Mapping[str, Any]], inputs: Sequence[InputFile]) -> dict[str, Any]:
+    def added(key: str) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for each in facts:
+            total.update(each[key])
+        return dict(sorted(total.items()))
+
+    shards = [shard for each in facts for shard in each["shards"]]
+    return {
+        "rows_in": sum(each["rows_in"] for each in facts),
+        "rows_out": sum(shard["rows"] for shard in shards),
+        "rejected": added("rejected"),
+        "notes": added("notes"),
+        "roles_seen": added("roles_seen"),
+        "num_files": len(inputs),
+        "num_shards": len(shards),
+        "shards": shards,
+    }
+
+
+def _refuse_if_too_many(
+    facts: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    input_path: str,
+    output_path: str,
+    schema: ConversationSchema,
+    max_fraction: float,
+) -> None:
+    refusals = Refusals(path=storage.join(output_path, "rejected"))
+    for each in facts:
+        refusals.merge(each["rejected"], each["first_rejected"])
+    roles = ", ".join(f"{role!r} x{count:,}" for role, count in summary["roles_seen"].items())
+    refuse_if_too_many(
+        refusals,
+        summary["rows_in"],
+        max_fraction=max_fraction,
+        what=f"conversations of {input_path}",
+        advice=f"Roles seen: {roles or 'none'}; the schema reads {schema.describe()}. "
+        "Correct the schema so that it fits the rows",
+    )
+
+
+def _treat_duplicates(
+    parts: Sequence[Part],
+    summary: dict[str, Any],
+    output_path: str,
+    policies: RowPolicies,
+    tasks: Tasks,
+) -> None:
     """
-    Paths of the shards below input_path, in order.
-
-    Raises:
-        ChatInputError: there is none.
+    The policy on duplicates is applied, and the summary tells of it.
     """
-    return [file.path for file in find_input_files(input_path, ("shard-*.jsonl.zst",))]
-
-
-def iter_conversations(input_path: str) -> Iterator[dict[str, Any]]:
-    """
-    The transformed rows in order: id, messages, source, and tools and chat_template_kwargs where
-    present.
-    """
-    for path in list_shards(input_path):
-        try:
-            with storage.open_file(path, "rb") as raw, open_zstd(raw) as stream:
-                for line in stream:
-                    yield _loads(line)
-        except (EOFError, zstandard.ZstdError) as error:
-            raise ChatInputError(
-                f"shard {path}: must be readable to its end, got {error}. Transform again."
-            ) from error
-
-
-def _adapt(adapter: RowAdapter, row: SourceRow) -> Conversation:
-    if row.error:
-        raise RowRejected("unreadable row", row.error)
-    return adapter.adapt(row.values, is_padded=row.is_padded)
-
-
-def _output_line(
-    row: SourceRow, conversation: Conversation, replacements: Mapping[str, str]
-) -> bytes:
-    messages = conversation.messages
-    row_id = conversation.source_id or hashlib.sha256(_dumps(messages)).hexdigest()
-    for message in messages:
-        for key in ("content", "reasoning_content"):
-            if isinstance(message.get(key), str):
-                for old, new in replacements.items():
-                    message[key] = message[key].replace(old, new)
-    out: dict[str, Any] = {"id": row_id, "messages": messages}
-    if conversation.tools:
-        out["tools"] = conversation.tools
-    if conversation.template_kwargs:
-        out["chat_template_kwargs"] = conversation.template_kwargs
-    out["source"] = f"{row.file}:{row.index}"
-    return _dumps(out)
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # integers over 64 bits, lone surrogates, types that JSON doesn't have
-        pass
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    except (TypeError, ValueError) as error:
-        raise RowRejected("not writable as JSON", str(error)) from error
-
-
-def _loads(line: bytes) -> dict[str, Any]:
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        return json.loads(line)
-
-
-def _roles_text(roles: Mapping[str, int]) -> str:
-    return ", ".join(f"{role!r} x{count:,}" for role, count in roles.items()) or "none"
+    duplicates = find_duplicates(output_path, parts, summary["shards"])
+    if not len(duplicates):
+        return
+    if policies.duplicate_rows == "error":
+        duplicates.refuse(output_path)
+    elif policies.duplicate_rows == "keep":
+        summary["notes"] = dict(
+            sorted({**summary["notes"], "duplicate row": len(duplicates)}.items())
+        )
+    else:
+        shards = duplicates.drop(output_path, tasks.num_processes)
+        rejected = {**summary["rejected"], "duplicate row": len(duplicates)}
+        summary["rejected"] = dict(sorted(rejected.items()))
+        summary["shards"], summary["num_shards"] = shards, len(shards)
+        summary["rows_out"] = sum(shard["rows"] for shard in shards)
