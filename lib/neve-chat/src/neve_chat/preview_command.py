@@ -1,0 +1,302 @@
+"""
+`neve preview`: conversations as the model sees them, on the terminal or as a page.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from neve import storage
+
+from neve_chat.errors import ChatInputError
+
+if TYPE_CHECKING:
+    from neve_chat.preview_source import PreviewSource, Shown
+
+__all__ = ["preview_command"]
+
+_STEP_BEGIN = "tokenized/"
+_PART_CHARS = 2_000
+_BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """
+    Something to open.
+    """
+
+    path: str
+    """Output path."""
+    name: str | None = None
+    """Data set of a recipe."""
+
+
+@click.command(
+    "preview",
+    context_settings={"ignore_unknown_options": True},
+    short_help="Show conversations as the model sees them, trained tokens marked.",
+)
+@click.argument("target", metavar="PATH|RECIPE")
+@click.argument("recipe_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--source", metavar="NAME", help="Data set of a recipe [default: all].")
+@click.option("-n", "num_rows", default=3, type=click.IntRange(1), help="How many [default: 3].")
+@click.option("--start", default=None, type=click.IntRange(0), help="First row, from 0.")
+@click.option("--row", default=None, type=click.IntRange(0), help="This row alone, from 0.")
+@click.option("--split", default="train", help="Split of the cache [default: train].")
+@click.option("--ids", "with_ids", is_flag=True, help="A line for each token, with its id.")
+@click.option("--full", is_flag=True, help="Shorten nothing.")
+@click.option("--stats", is_flag=True, help="Counts and lengths instead of conversations.")
+@click.option("--html", metavar="FILE", help="Write a page to look at in a browser.")
+@click.option("--tokenizer", metavar="FOLDER", help="Folder with tokenizer.json.")
+@click.option("--template", metavar="NAME", help="Chat template, for conversations.")
+@click.option("--prefix", metavar="URL", help="Folder of all outputs [default: MARIN_PREFIX].")
+def preview_command(
+    target: str,
+    recipe_options: tuple[str, ...],
+    source: str | None,
+    num_rows: int,
+    start: int | None,
+    row: int | None,
+    split: str,
+    with_ids: bool,
+    full: bool,
+    stats: bool,
+    html: str | None,
+    tokenizer: str | None,
+    template: str | None,
+    prefix: str | None,
+) -> None:
+    """
+    Show conversations as the model sees them: decoded from token ids, trained tokens marked.
+
+    PATH is the output of a tokenize step, any Levanter chat cache, a split of either, or canonical
+    conversations (these need --tokenizer and --template). RECIPE is a module whose tokenized data
+    sets are shown; options of its own, such as --accelerator 32xH100, may follow.
+    """
+    if row is not None:
+        if start is not None:
+            raise ChatInputError(
+                f"--row {row}: must stand alone, got --start {start} too. Drop one of them."
+            )
+        start, num_rows = row, 1
+    places = _places(target, recipe_options, source, prefix)
+    from neve_chat.preview_source import open_source  # heavy: tensorstore, tokenizers
+
+    sources = [
+        open_source(
+            place.path, split=split, tokenizer=tokenizer, template=template, name=place.name
+        )
+        for place in places
+    ]
+    if html is not None:
+        _write_page(html, target, sources, start or 0, num_rows)
+        return
+    use_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for opened in sources:
+        if stats:
+            _say(_stats_text(opened))
+            continue
+        if len(sources) > 1:
+            _say(f"{opened.name}  {opened.path}\n")
+        for shown in opened.conversations(start or 0, num_rows):
+            _say(_header(shown, opened, use_color))
+            _say(_body(shown, opened, with_ids, full, use_color) + "\n")
+
+
+def _say(text: str) -> None:
+    click.echo(text, color=None)
+
+
+def _header(shown: Shown, source: PreviewSource, use_color: bool) -> str:
+    from neve_chat.preview import visible
+
+    num_tokens, num_trained = len(shown.tokens.ids), shown.tokens.num_trained
+    counts = source.known_counts()
+    facts = [
+        f"row {shown.row:,}" + (f" of {counts.num_rows:,}" if counts else ""),
+        f"{num_tokens:,} tokens, {num_trained:,} trained ({num_trained / max(num_tokens, 1):.1%})",
+        *(
+            f"{key} {value}"
+            for key, value in (("id", shown.row_id), ("from", shown.source))
+            if value
+        ),
+    ]
+    text = visible("--- " + " | ".join(facts) + " ---")
+    return click.style(text, bold=True) if use_color else text
+
+
+def _body(shown: Shown, source: PreviewSource, with_ids: bool, full: bool, use_color: bool) -> str:
+    from neve_chat.preview import example_text, token_table
+
+    if with_ids:
+        return token_table(shown.tokens, source.tokenizer, use_color=use_color, show_all=full)
+    return example_text(
+        shown.tokens,
+        source.tokenizer,
+        use_color=use_color,
+        max_chars=None if full else _PART_CHARS,
+    )
+
+
+def _stats_text(source: PreviewSource) -> str:
+    from neve_chat.statistics import length_classes
+
+    counts = source.counts()
+    share = counts.num_trained_tokens / max(counts.num_tokens, 1)
+    rows = [
+        ("conversations", f"{counts.num_rows:,}"),
+        ("tokens", f"{counts.num_tokens:,}"),
+        ("trained tokens", f"{counts.num_trained_tokens:,} ({share:.1%})"),
+        ("tokens per row", f"{counts.num_tokens / max(counts.num_rows, 1):,.1f} on average"),
+        ("longest", f"{counts.max_tokens:,} tokens"),
+        ("tokenizer", source.tokenizer.path),
+        ("template", str(source.facts.get("template_name", "unknown"))),
+        *((f"rejected: {reason}", f"{n:,}") for reason, n in _counts(source, "rejected")),
+        *((f"note: {note}", f"{n:,}") for note, n in _counts(source, "notes")),
+    ]
+    lines = [f"{source.name}  {source.path}", *(f"  {key:<18} {value}" for key, value in rows)]
+    classes = length_classes(counts)
+    width = max((len(f"{c.last:,}") for c in classes), default=0)
+    lines += ["", "  tokens per conversation"]
+    for c in classes:
+        bar = "█" * max(round(c.height * _BAR_WIDTH), 1 if c.num_rows else 0)
+        label = f"{c.first:>{width},} - {c.last:>{width},}"
+        lines.append(f"  {label}  {bar:<{_BAR_WIDTH}} {c.num_rows:,} ({c.share_of_rows:.1%})")
+    return "\n".join(lines) + "\n"
+
+
+def _counts(source: PreviewSource, key: str) -> list[tuple[str, int]]:
+    return [(name, count) for name, count in (source.facts.get(key) or {}).items() if count]
+
+
+def _write_page(
+    file: str, target: str, sources: Sequence[PreviewSource], start: int, num_rows: int
+) -> None:
+    from neve_chat.preview_page import page_html
+
+    html = page_html(
+        title=target,
+        sources=[(source, list(source.conversations(start, num_rows))) for source in sources],
+    ).encode("utf-8")
+    storage.write_bytes(file, html)
+    _say(f"{file}: {len(html):,} bytes, open it in a browser.")
+
+
+def _places(
+    target: str, options: Sequence[str], wanted: str | None, prefix: str | None
+) -> list[_Place]:
+    """
+    What the target means: a path that exists, a recipe, or an output as `neve show` finds it.
+    """
+    if not target.endswith(".py") and storage.exists(target):
+        return [_path_only(target, options, wanted)]
+    if _is_module(target):
+        return _recipe_places(target, options, wanted, prefix)
+    found = _neve("show", target, "--json", *_flag("--prefix", prefix))
+    return [_path_only(found["path"], options, wanted)]
+
+
+def _path_only(path: str, options: Sequence[str], wanted: str | None) -> _Place:
+    if wanted is not None:
+        raise ChatInputError(
+            f"--source {wanted}: must go with a recipe, got the path {path}. Drop it."
+        )
+    if options:
+        known = [o for p in preview_command.params for o in p.opts if o.startswith("-")]
+        near = difflib.get_close_matches(options[0], known, n=1)
+        raise ChatInputError(
+            f"option {options[0]}: must be one of neve preview, got an unknown one. "
+            + (f"Did you mean {near[0]}?" if near else "See neve preview --help.")
+        )
+    return _Place(path=path)
+
+
+def _is_module(target: str) -> bool:
+    if target.endswith(".py"):
+        return True
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", target):
+        return False
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        return importlib.util.find_spec(target) is not None
+    except (ImportError, ValueError):
+        return "." in target
+
+
+def _recipe_places(
+    recipe: str, options: Sequence[str], wanted: str | None, prefix: str | None
+) -> list[_Place]:
+    """
+    The tokenized data sets of a recipe, all of them built.
+    """
+    plan = _neve("plan", recipe, *options, "--json", *_flag("--prefix", prefix))
+    steps = {
+        step["name"].removeprefix(_STEP_BEGIN): step
+        for step in plan["steps"]
+        if step["name"].startswith(_STEP_BEGIN)
+    }
+    if not steps:
+        raise ChatInputError(
+            f"recipe {recipe}: must have steps named {_STEP_BEGIN}<data set>, got none. "
+            "Give the output of a tokenize step by its path."
+        )
+    if wanted is not None and wanted not in steps:
+        raise ChatInputError(
+            f"--source {wanted}: must be a data set of {recipe}, got an unknown one. "
+            f"It has {', '.join(steps)}."
+        )
+    chosen = {name: step for name, step in steps.items() if wanted in (None, name)}
+    missing = [name for name, step in chosen.items() if not _is_complete(step)]
+    if missing:
+        module = recipe.removesuffix(".py").replace("/", ".") if recipe.endswith(".py") else recipe
+        only = [word for name in missing for word in ("--only", f"{_STEP_BEGIN}{name}")]
+        command = ["python", "-m", module, *only, *options, *_flag("--prefix", prefix)]
+        raise ChatInputError(
+            f"data set {', '.join(missing)}: must be tokenized to be shown, got no complete "
+            f"output. Run: {' '.join(command)}"
+        )
+    return [_Place(path=step["output_path"], name=name) for name, step in chosen.items()]
+
+
+def _is_complete(step: dict[str, Any]) -> bool:
+    """
+    Whether a planned step is built; one that nothing needs may be built all the same.
+    """
+    state = storage.join(step["output_path"], ".neve", "state.json")
+    if step["action"] == "hit":
+        return True
+    return storage.exists(state) and storage.read_json(state)["state"] == "SUCCEEDED"
+
+
+def _flag(name: str, value: str | None) -> list[str]:
+    return [name, value] if value is not None else []
+
+
+def _neve(*words: str) -> Any:
+    """
+    What a command of neve says as JSON, asked for as a script would: this room knows only storage.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "neve.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    if done.returncode == 2:
+        message = re.sub(r"\A[Ee]rror: ", "", done.stderr.strip())
+        raise ChatInputError(message or f"neve {' '.join(words)}: refused without a word.")
+    raise RuntimeError(f"neve {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
