@@ -7,10 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from neve.step import unhashed
 from neve_chat.errors import ChatInputError
 from neve_chat.templates import check_generation_marks, load_template
 
 __all__ = ["TokenizeChatConfig", "load_template", "tokenize_chat"]
+
+_LAYOUT = 2
+_TURN_POLICIES = ("first_turns", "last_turns", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,16 @@ class TokenizeChatConfig:
     """Share of the conversations held out for validation by the hash of their id, 0 to < 1."""
     train_turns: str = "all"
     """all: every assistant turn is trained; last: only the last one of each conversation."""
+    max_tokens: int | None = None
+    """Tokens above which a conversation is shortened at turn borders; None: it never is."""
+    long_conversations: str = "first_turns"
+    """How it is shortened: first_turns, last_turns or windows."""
     max_rejected_fraction: float = 0.05
     """Share of refused conversations above which the step fails, 0 to 1."""
+    num_processes: Any = unhashed(None)  # noqa: RUF009  frozen
+    """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
+    layout: int = _LAYOUT
+    """Form of the output; part of identity, so that outputs of an older form are made again."""
 
     def __post_init__(self) -> None:
         check_generation_marks(
@@ -49,6 +61,15 @@ class TokenizeChatConfig:
                 f"tokenize: train_turns must be all or last, got {self.train_turns!r}. Pass "
                 f"one of them."
             )
+        if self.long_conversations not in _TURN_POLICIES:
+            raise ChatInputError(
+                f"tokenize: long_conversations must be one of {', '.join(_TURN_POLICIES)}, got "
+                f"{self.long_conversations!r}. Pass one of them."
+            )
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise ChatInputError(
+                f"tokenize: max_tokens must be 2 or more, got {self.max_tokens}. Raise it."
+            )
 
 
 def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any]:
@@ -58,10 +79,14 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
     Returns:
         Rows, tokens, trained tokens and lengths of each split; baselines; refused rows by reason.
 
+    May be killed and called again; of several cluster tasks each does its share and the first one
+    completes the output.
+
     Raises:
         ChatInputError: wrong template, tokenizer or data.
     """
     from neve import progress
+    from neve_chat.parts import Tasks
     from neve_chat.tokenization import (
         TokenizeOptions,
         tokenize_conversations,
@@ -76,13 +101,18 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
             template_name=str(config.template_name),
             validation_fraction=config.validation_fraction,
             train_turns=config.train_turns,
+            max_tokens=config.max_tokens,
+            long_conversations=config.long_conversations,
             max_rejected_fraction=config.max_rejected_fraction,
         ),
+        tasks=Tasks.from_environment(getattr(config.num_processes, "value", config.num_processes)),
         on_progress=lambda done, total, facts: progress.report(done, total, "rows", **facts),
         on_example=lambda text: progress.message(
             f"First conversation; only the marked part is trained:\n{text}"
         ),
     )
+    if not results:
+        return results
     train = results["train"]
     progress.message(
         f"{train['rows']:,} conversations, {train['tokens']:,} tokens, "

@@ -6,7 +6,7 @@ Unigram: p(t) = (count(t) + 1) / (N + V), add-one over the whole vocabulary, so 
 Bigram: Witten-Bell, p(t | s) = (count(s, t) + kinds(s) * p(t)) / (count(s) + kinds(s)), where
 kinds(s) is the number of different tokens seen after s; it sums to one for every s and has nothing
 to tune. The previous token s may be one that isn't trained. Both are fitted on trained tokens of
-the training split.
+the training split, and on its first few millions at most.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from neve import storage
 
-__all__ = ["BaselineCounter"]
+from neve_chat.cache_reader import CacheReader
+
+__all__ = ["BaselineCounter", "count_baselines"]
 
 
 @dataclass(kw_only=True)
@@ -47,7 +50,7 @@ class BaselineCounter:
     """
 
     def __init__(
-        self, vocab_size: int, *, fit_limit: int = 10_000_000, evaluate_limit: int = 2_000_000
+        self, vocab_size: int, *, fit_limit: int = 4_000_000, evaluate_limit: int = 1_000_000
     ) -> None:
         """
         Args:
@@ -71,11 +74,16 @@ class BaselineCounter:
             mask: int32[token], 1 where trained; position 0 is never predicted and not counted.
         """
         pairs = self._splits[split]
-        if pairs.num_pairs >= pairs.limit:
-            return
         trained = np.flatnonzero(mask[1:])
         wide = ids.astype(np.int64)
         pairs.add(wide[trained] * self._vocab_size + wide[trained + 1])
+
+    def is_full(self, split: str) -> bool:
+        """
+        Whether further rows of a split change nothing.
+        """
+        pairs = self._splits[split]
+        return pairs.num_pairs >= pairs.limit
 
     def losses(self) -> dict[str, Any]:
         """
@@ -109,3 +117,26 @@ class BaselineCounter:
             "unigram_loss": float(-np.log(unigram[token]).mean()),
             "bigram_loss": float(-np.log(bigram).mean()),
         }
+
+
+def count_baselines(output_path: str, vocab_size: int) -> dict[str, Any]:
+    """
+    The losses of the count models for `train/` and `validation/` below a path.
+
+    Args:
+        output_path: folder with the caches; without a validation split nothing is read.
+        vocab_size: V, all ids are below it.
+
+    Returns:
+        What BaselineCounter.losses gives.
+    """
+    counter = BaselineCounter(vocab_size)
+    if storage.exists(storage.join(output_path, "validation", "shard_ledger.json")):
+        for split in ("train", "validation"):
+            for _, lengths, ids, mask in CacheReader(storage.join(output_path, split)).blocks():
+                if counter.is_full(split):
+                    break
+                edges = np.cumsum(lengths)[:-1]
+                for row in zip(np.split(ids, edges), np.split(mask, edges), strict=True):
+                    counter.add(split, *row)
+    return counter.losses()

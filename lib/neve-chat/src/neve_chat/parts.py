@@ -7,6 +7,7 @@ finished part is never done again; an unfinished one is done from its start.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,17 @@ class Tasks:
     """Tasks in all."""
     num_processes: int | None = None
     """Processes of this task; None: one for each core."""
+
+    @classmethod
+    def from_environment(cls, num_processes: int | None = None) -> Tasks:
+        """
+        The task that NEVE_TASK_INDEX and NEVE_TASK_COUNT describe; without them the only one.
+        """
+        index, count = (
+            int(os.environ.get(name, default))
+            for name, default in (("NEVE_TASK_INDEX", "0"), ("NEVE_TASK_COUNT", "1"))
+        )
+        return cls(index=index, count=count, num_processes=num_processes)
 
 
 def run_parts(

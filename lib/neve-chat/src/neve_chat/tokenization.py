@@ -1,42 +1,40 @@
 """
 Canonical conversations to Levanter token caches with loss masks.
 
-Streaming: memory depends on the largest conversation and on the number of rows (8 bytes each), not
-on the number of tokens.
+Each shard of the input becomes one part of the caches, in whatever process; the bytes do not depend
+on who does what. Memory depends on the largest conversation, not on the number of tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 from neve import storage
 
-from neve_chat.adapt import RowRejected
-from neve_chat.baselines import BaselineCounter
-from neve_chat.cache import TreeCacheWriter
+from neve_chat.baselines import count_baselines
+from neve_chat.cache import PART_PATTERN, write_split_ledger
 from neve_chat.errors import ChatInputError
-from neve_chat.preview import example_json, example_text
-from neve_chat.quarantine import Quarantine, refuse_if_too_many
-from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
+from neve_chat.parts import Part, Tasks, run_parts
+from neve_chat.preview import example_text
+from neve_chat.quarantine import Refusals, refuse_if_too_many
+from neve_chat.render import ChatRenderer
+from neve_chat.shards import list_shards
 from neve_chat.statistics import SplitCounts
 from neve_chat.templates import check_generation_marks
 from neve_chat.terminator import Terminator, find_terminator
+from neve_chat.tokenize_part import PartConfig, example_path, is_validation, make_worker
 from neve_chat.tokens import ChatTokenizer, Tokens
-from neve_chat.transform import SUMMARY_NAME, iter_conversations
+from neve_chat.transform import SUMMARY_NAME
 
 __all__ = ["TokenizeOptions", "is_validation", "tokenize_conversations"]
 
-# A batch of 1 M characters keeps both cores busy; each token of it costs about 200 bytes while it
-# lives.
-_BATCH_CHARS = 1_000_000
 _PREVIEW_CHARS = 600
-TRAIN_TURNS = ("all", "last")
+SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +54,12 @@ class TokenizeOptions:
     1."""
     train_turns: str = "all"
     """all: every generation block is trained; last: only the last one of a conversation."""
+    max_tokens: int | None = None
+    """Tokens above which a conversation is shortened by long_conversations; None: it is not."""
+    long_conversations: str = "first_turns"
+    """How: first_turns, last_turns or windows."""
     max_rejected_fraction: float = 0.05
     """Share of refused conversations above which the whole is refused, 0 to 1."""
-
-
-def is_validation(row_id: str, fraction: float) -> bool:
-    """
-    Whether a conversation belongs to the validation split: a function of its id alone.
-
-    Args:
-        row_id: id of the conversation.
-        fraction: share of all ids, 0 to 1.
-    """
-    digest = hashlib.sha256(b"validation:" + row_id.encode("utf-8")).digest()
-    return int.from_bytes(digest[:8]) < fraction * 2**64
 
 
 def tokenize_conversations(
@@ -77,21 +67,25 @@ def tokenize_conversations(
     input_path: str,
     output_path: str,
     options: TokenizeOptions,
+    tasks: Tasks | None = None,
     on_progress: Callable[[int, int | None, dict[str, Any]], None] | None = None,
     on_example: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """
     `train/` and, if any, `validation/` are complete caches; beside them statistics and an example.
 
+    Run again after it was stopped or killed, it keeps the parts that are finished.
+
     Args:
         input_path: output of the transform.
         output_path: where the caches go.
         options: tokenizer, template and split.
+        tasks: who does which part; None: this process and its children do all.
         on_progress: called with (rows done, rows in all or None, facts to show).
         on_example: called once with the first conversation, trained tokens marked and in color.
 
     Returns:
-        Counts of both splits, baselines, refused rows by reason.
+        Counts of both splits, baselines, refused rows by reason; empty for a task other than 0.
 
     Raises:
         ChatInputError: wrong template, tokenizer or data; no ledger is written then.
@@ -102,213 +96,164 @@ def tokenize_conversations(
         options.template, special_tokens=tokenizer.special_tokens, name=options.template_name
     )
     terminator = find_terminator(renderer, tokenizer, options.template_name)
-    total = _num_rows(input_path)
-    with storage.scratch_dir() as scratch, contextlib.ExitStack() as caches:
-        run = _Run(options, tokenizer, terminator, output_path, caches, scratch)
-        with Quarantine(storage.join(output_path, "rejected.jsonl")) as quarantine:
-            for batch in _rendered_batches(input_path, renderer, options, quarantine, run):
-                run.add_batch(batch, quarantine)
-                if on_progress is not None:
-                    on_progress(run.num_rows, total, {"tokens": run.num_tokens})
-                if on_example is not None and run.example is not None and not run.has_shown:
-                    on_example(example_text(run.example[1], tokenizer, max_chars=_PREVIEW_CHARS))
-                    run.has_shown = True
-        if total is not None and run.num_rows != total:
-            raise ChatInputError(
-                f"conversations of {input_path}: the shards must hold the {total:,} rows that "
-                f"{SUMMARY_NAME} counts, got {run.num_rows:,}. A shard is cut off: transform again."
+    parts, total = _parts(input_path)
+    config = PartConfig(
+        options=options,
+        template=options.template,
+        input_path=input_path,
+        output_path=output_path,
+        num_parts=len(parts),
+        metadata=_preprocessor_metadata(options, tokenizer),
+    )
+    done: Counter[str] = Counter()
+
+    def on_part(facts: dict[str, Any]) -> None:
+        done["rows"] += facts["rows_in"]
+        done["tokens"] += sum(split["tokens"] for split in facts["splits"].values())
+        if on_progress is not None:
+            on_progress(done["rows"], total, {"tokens": done["tokens"]})
+        if on_example is not None and facts["has_example"] and not done["examples"]:
+            done["examples"] += 1
+            example = storage.read_json(example_path(output_path, facts["index"]))
+            ids, mask = (
+                np.array(example[field], dtype=np.int32)
+                for field in ("input_ids", "assistant_masks")
             )
-        run.check(quarantine, input_path)
-    return run.write_facts()
+            on_example(example_text(Tokens(ids, mask), tokenizer, max_chars=_PREVIEW_CHARS))
+
+    all_facts = run_parts(
+        make_worker, config, parts, output_path=output_path, tasks=tasks or Tasks(), on_part=on_part
+    )
+    if not all_facts:
+        return {}
+    return _complete(config, all_facts, tokenizer, terminator)
 
 
-class _Run:
+def _parts(input_path: str) -> tuple[list[Part], int | None]:
     """
-    The state of one tokenization.
+    One part for each shard, and the rows in all where the transform counted them.
     """
-
-    def __init__(
-        self,
-        options: TokenizeOptions,
-        tokenizer: ChatTokenizer,
-        terminator: Terminator,
-        output_path: str,
-        caches: contextlib.ExitStack,
-        scratch: Path,
-    ) -> None:
-        self.options = options
-        self.tokenizer = tokenizer
-        self.terminator = terminator
-        self.output_path = output_path
-        self.num_rows = 0
-        self.num_tokens = 0
-        self.num_unclosed = 0
-        self.notes: Counter[str] = Counter()
-        self.rejected: dict[str, int] = {}
-        self.example: tuple[dict[str, Any], Tokens] | None = None
-        self.has_shown = False
-        self.counts = {"train": SplitCounts(), "validation": SplitCounts()}
-        self.baselines = BaselineCounter(tokenizer.id_limit)
-        self._caches = caches
-        self._scratch = scratch
-        self._writers: dict[str, TreeCacheWriter] = {}
-
-    def add_batch(
-        self, batch: list[tuple[dict[str, Any], Rendered]], quarantine: Quarantine
-    ) -> None:
-        """
-        Tokenize rendered rows and put them into their splits.
-        """
-        all_tokens = self.tokenizer.encode_rendered([rendered for _, rendered in batch])
-        for (row, _), tokens in zip(batch, all_tokens, strict=True):
-            if not tokens.num_trained:
-                detail = "the template marks nothing of this conversation as the assistant's"
-                quarantine.add("no trained tokens", detail, row["id"], row)
-                continue
-            split = (
-                "validation"
-                if is_validation(row["id"], self.options.validation_fraction)
-                else "train"
-            )
-            self.num_tokens += len(tokens.ids)
-            self.num_unclosed += not self.terminator.closes(tokens)
-            self.counts[split].add(tokens)
-            self.baselines.add(split, tokens.ids, tokens.mask)
-            self._writer(split).append(tokens.ids, tokens.mask)
-            if self.example is None:
-                self.example = row, tokens
-
-    def _writer(self, split: str) -> TreeCacheWriter:
-        if split not in self._writers:
-            # The keys and values that Levanter's ChatProcessor reports, so that it finds no
-            # mismatch.
-            metadata = {
-                "tokenizer": self.options.tokenizer_path,
-                "vocab_size": self.tokenizer.vocab_size,
-                "chat_template": self.options.template,
-                "messages_field": "messages",
-                "system_prompt_field": None,
-                "chat_template_kwargs_field": "chat_template_kwargs",
-            }
-            path = storage.join(self.output_path, split)
-            writer = TreeCacheWriter(
-                path, scratch=self._scratch / split, preprocessor_metadata=metadata
-            )
-            self._writers[split] = self._caches.enter_context(writer)
-        return self._writers[split]
-
-    def check(self, quarantine: Quarantine, input_path: str) -> None:
-        """
-        Refuse a source that would train nothing, or not what was meant.
-        """
-        self.rejected = dict(sorted(quarantine.counts.items()))
-        refuse_if_too_many(
-            quarantine,
-            self.num_rows,
-            max_fraction=self.options.max_rejected_fraction,
-            what=f"tokens of {input_path}",
-            advice=(
-                f"Check that the template {self.options.template_name!r} fits these conversations"
-            ),
-        )
-        kept = self.num_rows - quarantine.counts.total()
-        if self.num_unclosed == kept:
-            raise ChatInputError(
-                f"template {self.options.template_name!r}: the last trained token of a "
-                f"conversation must end the turn, "
-                f"got another one in all {kept:,} conversations, so the model will not learn "
-                f"to stop. Put the "
-                "end-of-turn token inside the generation block, and check that the tokenizer "
-                "has it."
-            )
-        if not self.counts["train"].num_rows:
-            raise ChatInputError(
-                f"tokens of {input_path}: the train split needs at least one conversation, got "
-                f"none of {kept:,} with "
-                f"validation_fraction {self.options.validation_fraction}. Lower it or add data."
-            )
-
-    def write_facts(self) -> dict[str, Any]:
-        """
-        Write stats.json and the first example, and return the results.
-        """
-        assert self.example is not None
-        row, tokens = self.example
-        text = example_text(tokens, self.tokenizer, use_color=False)
-        storage.write_bytes(
-            storage.join(self.output_path, "first_example.txt"), text.encode("utf-8")
-        )
-        facts = example_json(row, tokens, self.tokenizer)
-        storage.write_json(storage.join(self.output_path, "first_example.json"), facts, indent=None)
-        results = {split: counts.as_json() for split, counts in self.counts.items()}
-        results["baselines"] = self.baselines.losses()
-        results["rejected"] = self.rejected
-        results["notes"] = dict(sorted(self.notes.items())) | {
-            "unclosed conversations": self.num_unclosed
-        }
-        identity = {
-            "tokenizer_digest": hashlib.sha256(self.tokenizer.json_bytes).hexdigest(),
-            "template_digest": hashlib.sha256(self.options.template.encode("utf-8")).hexdigest(),
-            "template_name": self.options.template_name,
-            "vocab_size": self.tokenizer.vocab_size,
-            "terminator": {"text": self.terminator.text, "ids": list(self.terminator.ids)},
-        }
-        storage.write_json(storage.join(self.output_path, "stats.json"), {**results, **identity})
-        return results
-
-
-def _rendered_batches(
-    input_path: str,
-    renderer: ChatRenderer,
-    options: TokenizeOptions,
-    quarantine: Quarantine,
-    run: _Run,
-) -> Iterator[list[tuple[dict[str, Any], Rendered]]]:
-    batch: list[tuple[dict[str, Any], Rendered]] = []
-    num_chars = 0
-    for row in iter_conversations(input_path):
-        run.num_rows += 1
-        try:
-            rendered = _render(row, renderer, options)
-        except RowRejected as refusal:
-            quarantine.add(refusal.reason, refusal.detail, row["id"], row)
-            continue
-        run.notes.update(_reasoning_notes(row["messages"], rendered.text))
-        batch.append((row, rendered))
-        num_chars += len(rendered.text)
-        if num_chars >= _BATCH_CHARS:
-            yield batch
-            batch, num_chars = [], 0
-    if batch:
-        yield batch
-
-
-def _render(row: dict[str, Any], renderer: ChatRenderer, options: TokenizeOptions) -> Rendered:
-    kwargs = {
-        key: value
-        for key, value in (row.get("chat_template_kwargs") or {}).items()
-        if key not in _OURS
-    }
-    try:
-        rendered = renderer.render(row["messages"], tools=row.get("tools"), **kwargs)
-    except TemplateRefusal as refusal:
-        raise RowRejected("template refused", str(refusal)) from refusal
-    if options.train_turns == "last":
-        return Rendered(rendered.text, rendered.spans[-1:])
-    return rendered
-
-
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "documents", "self"})
-
-
-def _reasoning_notes(messages: Iterable[dict[str, Any]], text: str) -> Iterator[str]:
-    for message in messages:
-        if reasoning := message.get("reasoning_content"):
-            yield "reasoning fields"
-            if reasoning not in text:
-                yield "reasoning fields dropped by the template"
-
-
-def _num_rows(input_path: str) -> int | None:
     summary = storage.join(input_path, SUMMARY_NAME)
-    return storage.read_json(summary)["rows_out"] if storage.exists(summary) else None
+    counted = storage.read_json(summary) if storage.exists(summary) else {}
+    rows = {shard["name"]: shard["rows"] for shard in counted.get("shards", ())}
+    names = [path.rpartition("/")[2] for path in list_shards(input_path)]
+    if rows and set(names) != set(rows):
+        raise ChatInputError(
+            f"conversations of {input_path}: the shards must be the {len(rows)} that "
+            f"{SUMMARY_NAME} counts, got {len(names)} others. Transform again."
+        )
+    parts = [
+        Part(index, {"name": name, "rows": rows.get(name)}) for index, name in enumerate(names)
+    ]
+    return parts, counted.get("rows_out")
+
+
+def _preprocessor_metadata(options: TokenizeOptions, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """
+    The keys and values that Levanter's ChatProcessor reports, so that it finds no mismatch.
+    """
+    return {
+        "tokenizer": options.tokenizer_path,
+        "vocab_size": tokenizer.vocab_size,
+        "chat_template": options.template,
+        "messages_field": "messages",
+        "system_prompt_field": None,
+        "chat_template_kwargs_field": "chat_template_kwargs",
+    }
+
+
+def _complete(
+    config: PartConfig,
+    all_facts: list[dict[str, Any]],
+    tokenizer: ChatTokenizer,
+    terminator: Terminator,
+) -> dict[str, Any]:
+    """
+    Check the sums, write statistics, example and, last, the ledgers.
+    """
+    options, output_path = config.options, config.output_path
+    counts = {split: _sum_splits(facts["splits"][split] for facts in all_facts) for split in SPLITS}
+    refusals = Refusals(path=storage.join(output_path, "rejected"))
+    for facts in all_facts:
+        refusals.merge(facts["rejected"], facts["first_rejected"])
+    unclosed = sum(facts["unclosed"] for facts in all_facts)
+    _check(config, refusals, sum(facts["rows_in"] for facts in all_facts), counts, unclosed)
+    results: dict[str, Any] = {split: counts[split].as_json() for split in SPLITS}
+    results["rejected"] = dict(sorted(refusals.counts.items()))
+    results["notes"] = _sum(facts["notes"] for facts in all_facts) | {
+        "unclosed conversations": unclosed
+    }
+    for split in SPLITS:
+        parts = {
+            PART_PATTERN.format(facts["index"], config.num_parts): (
+                facts["splits"][split]["rows"],
+                facts["splits"][split]["tokens"],
+            )
+            for facts in all_facts
+            if facts["splits"][split]["rows"]
+        }
+        if parts:
+            write_split_ledger(storage.join(output_path, split), parts, config.metadata)
+    results["baselines"] = count_baselines(output_path, tokenizer.id_limit)
+    first = next(facts["index"] for facts in all_facts if facts["has_example"])
+    example = storage.read_json(example_path(output_path, first))
+    text = example.pop("text")
+    storage.write_bytes(storage.join(output_path, "first_example.txt"), text.encode("utf-8"))
+    storage.write_json(storage.join(output_path, "first_example.json"), example, indent=None)
+    identity = {
+        "tokenizer_digest": hashlib.sha256(tokenizer.json_bytes).hexdigest(),
+        "template_digest": hashlib.sha256(config.template.encode("utf-8")).hexdigest(),
+        "template_name": options.template_name,
+        "vocab_size": tokenizer.vocab_size,
+        "terminator": {"text": terminator.text, "ids": list(terminator.ids)},
+    }
+    storage.write_json(storage.join(output_path, "stats.json"), {**results, **identity})
+    return results
+
+
+def _check(
+    config: PartConfig,
+    refusals: Refusals,
+    num_rows: int,
+    counts: dict[str, SplitCounts],
+    unclosed: int,
+) -> None:
+    """
+    Refuse a source that would train nothing, or not what was meant.
+    """
+    options = config.options
+    refuse_if_too_many(
+        refusals,
+        num_rows,
+        max_fraction=options.max_rejected_fraction,
+        what=f"tokens of {config.input_path}",
+        advice=f"Check that the template {options.template_name!r} fits these conversations",
+    )
+    kept = sum(split.num_rows for split in counts.values())
+    if unclosed == kept:
+        raise ChatInputError(
+            f"template {options.template_name!r}: the last trained token of a conversation must "
+            f"end the turn, got another one in all {kept:,} conversations, so the model will not "
+            "learn to stop. Put the end-of-turn token inside the generation block, and check that "
+            "the tokenizer has it."
+        )
+    if not counts["train"].num_rows:
+        raise ChatInputError(
+            f"tokens of {config.input_path}: the train split needs at least one conversation, got none "
+            f"of {kept:,} with validation_fraction {options.validation_fraction}. Lower it or add "
+            "data."
+        )
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def _sum_splits(all_counts: Iterable[dict[str, Any]]) -> SplitCounts:
+    total = SplitCounts()
+    for counts in all_counts:
+        total.merge(SplitCounts.from_json(counts))
+    return total
