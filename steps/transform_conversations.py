@@ -43,7 +43,7 @@ class TransformConversationsConfig:
     """What happens to rows with faults: error, drop or keep for each."""
     max_rejected_fraction: float = 0.05
     """Share of refused rows above which the step fails, 0 to 1."""
-    num_processes: Any = unhashed(None)
+    num_processes: Any = field(default_factory=lambda: unhashed(None))
     """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
     layout: int = _LAYOUT
     """Form of the output; part of identity, so that outputs of an older form are made again."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from neve import storage
 
 from neve_chat.checks import RowPolicies
 from neve_chat.duplicates import find_duplicates
-from neve_chat.errors import ChatInputError
 from neve_chat.input_files import InputFile, find_input_files
 from neve_chat.parts import Part, Tasks, run_parts
 from neve_chat.quarantine import Refusals, refuse_if_too_many

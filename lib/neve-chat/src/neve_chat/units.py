@@ -8,6 +8,7 @@ batches; a compressed or JSON file is never cut. What is smaller goes together w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -96,7 +97,7 @@ def _pieces(
     elif file.suffix in PLAIN_LINE_SUFFIXES:
         count = max(1, round(file.num_bytes / unit_bytes))
         borders = [file.num_bytes * index // count for index in range(count + 1)]
-        for start, stop in zip(borders, borders[1:], strict=False):
+        for start, stop in itertools.pairwise(borders):
             yield Piece(file, start, stop), stop - start
     else:
         yield Piece(file), file.num_bytes
