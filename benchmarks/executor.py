@@ -1,4 +1,4 @@
-"""Time the executor on many trivial steps: `python benchmarks/executor.py [steps]`.
+"""Time the executor on many trivial steps: `python -m benchmarks.executor [steps]`.
 
 The last line is JSON: cold milliseconds per step (each in a process of its own), and the seconds
 that a second run over complete steps takes, with and without the start of Python.
@@ -39,13 +39,16 @@ def make_steps(count: int) -> list[ExecutorStep]:
 
 def time_run(count: int, prefix: str) -> float:
     """Return the seconds of one whole run in a process of its own."""
-    here = str(Path(__file__).parent)
+    root = str(Path(__file__).parents[1])
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    command = f"import executor, neve; neve.executor_main(executor.make_steps({count}))"
+    command = (
+        "import neve; from benchmarks import executor; "
+        f"neve.executor_main(executor.make_steps({count}))"
+    )
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", command], check=True, stdout=subprocess.DEVNULL, cwd=here,
-        env={**clean, "MARIN_PREFIX": prefix, "PYTHONPATH": here},
+        [sys.executable, "-c", command], check=True, stdout=subprocess.DEVNULL, cwd=root,
+        env={**clean, "MARIN_PREFIX": prefix, "PYTHONPATH": root},
     )  # fmt: skip
     return time.monotonic() - began
 

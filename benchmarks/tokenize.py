@@ -1,0 +1,253 @@
+"""Conversations to token caches: ours against the peers, in one run on the same cores.
+
+`python -m benchmarks.tokenize --json`; what is measured and how: docs/reference/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neve_chat.templates import load_template
+
+from benchmarks.agent_corpus import first_lines, write_corpus
+from benchmarks.tokenize_peers.environments import REQUIREMENTS, install, python_of
+from benchmarks.tokenize_peers.memory import wait_and_sample
+from benchmarks.tokenize_peers.real_tokenizer import prepare_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neve" / "benchmarks"
+# name in the report -> module; those of EXACT must give our ids and masks
+EXACT = {
+    "levanter": "levanter_cache",
+    "transformers_batch": "transformers_batch",
+    "trl_style": "trl_style",
+}
+OWN_ENVIRONMENT = {"axolotl": "axolotl_preprocess", "llamafactory": "llamafactory_preprocess"}
+TEMPLATE = "llama3"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenize", description=__doc__)
+    add = parser.add_argument
+    add("--json", action="store_true", help="the last line is one JSON object, instead of a table")
+    add("--rows", type=int, default=8_000, help="conversations of the corpus (7,800 tokens each)")
+    add("--peer_rows", type=int, default=400, help="first rows of it, which peers work on")
+    add("--start_rows", type=int, default=48, help="first rows of it, whose time is subtracted")
+    add("--scale", type=int, default=10, help="ours once more on so many times the rows; 1: not")
+    add("--repeats", type=int, default=3, help="the median of so many timings")
+    add("--peers", default=",".join([*EXACT, *OWN_ENVIRONMENT]), help="names, or none")
+    add("--referee_rows", type=int, help="rows compared with transformers'; default: all")
+    add("--tokenizer", type=Path, help="folder; default: Llama 3.1's, fetched with npm")
+    add("--peers_env", type=Path, default=CACHE / "peers", help="folder of peers' environments")
+    add("--install_peers", action="store_true", help="install the missing ones there: several GB")
+    add("--work", type=Path, help="scratch folder, kept, and reused for the corpus")
+    options = parser.parse_args(arguments)
+    options.peers = [name for name in options.peers.split(",") if name and name != "none"]
+    if unknown := set(options.peers) - set(EXACT) - set(OWN_ENVIRONMENT):
+        known = ", ".join([*EXACT, *OWN_ENVIRONMENT])
+        parser.error(f"--peers: must be of {known}, got {', '.join(sorted(unknown))}")
+    if not options.start_rows < options.peer_rows <= options.rows:
+        parser.error("--start_rows must be below --peer_rows, and that at most --rows")
+    return options
+
+
+class Bench:
+    """The corpora, the tokenizer and how an entrant is run on them."""
+
+    def __init__(self, options: argparse.Namespace, work: Path) -> None:
+        self.options, self.work = options, work
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.template = load_template(TEMPLATE).text
+        tell(f"Corpus of {options.rows * options.scale:,} conversations, and the tokenizer ...")
+        largest = self._corpus(options.rows * options.scale)
+        self.small = self._head(largest, "small", options.start_rows)
+        self.prefix = self._head(largest, "prefix", options.peer_rows)
+        self.corpus = self._head(largest, "corpus", options.rows)
+        self.largest = largest
+        self.tokenizer = work / "tokenizer"
+        self.origin = prepare_tokenizer(options.tokenizer, CACHE, self.tokenizer, self.template)
+
+    def _corpus(self, rows: int) -> Path:
+        path = self.work / f"seed-0-{rows}.jsonl"
+        if not path.exists():
+            write_corpus(path, rows=rows)
+        return path
+
+    def _head(self, path: Path, name: str, rows: int) -> Path:
+        head = self.work / name / f"{name}.jsonl"
+        head.parent.mkdir(exist_ok=True)
+        with head.open("wb") as file:
+            file.writelines(first_lines(path, rows))
+        return head
+
+    def _pieces(self, path: Path) -> list[str]:
+        """Returns the file cut into one for each core, for who works on files in parallel."""
+        lines = path.read_bytes().splitlines(keepends=True)
+        size = -(-len(lines) // len(self.cores))
+        pieces = []
+        for index in range(0, len(lines), size):
+            piece = path.with_name(f"{path.stem}-{index:08d}.jsonl")
+            piece.write_bytes(b"".join(lines[index : index + size]))
+            pieces.append(str(piece))
+        return pieces
+
+    def measure(self, name: str, module: str, large: Path, **more: Any) -> dict[str, Any]:
+        """Returns the result of an entrant's program, and the peak of its memory."""
+        tell(f"{name} on {large.stem} ...")
+        cut = self._pieces if name == "levanter" else lambda path: [str(path)]
+        job = {"small": cut(self.small), "large": cut(large), "repeats": self.options.repeats}
+        return self.run(name, module, **(job | more))
+
+    def run(self, name: str, module: str, python: Path | str = sys.executable, **job: Any) -> Any:
+        """Returns what a program of tokenize_peers writes as its result."""
+        job_path, result = self.work / f"{name}.job.json", self.work / f"{name}.result.json"
+        job |= {
+            "tokenizer": str(self.tokenizer), "template": self.template, "cores": self.cores,
+            "template_name": TEMPLATE, "work": str(self.work / f"{name}.work"),
+            "result": str(result),
+        }  # fmt: skip
+        job_path.write_text(json.dumps(job))
+        words = [str(python), "-m", f"benchmarks.tokenize_peers.{module}", str(job_path)]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+        with (self.work / f"{name}.log").open("w+b") as log:
+            with subprocess.Popen(
+                words, cwd=ROOT, stdout=log, stderr=log, env=environment
+            ) as process:
+                peak = wait_and_sample(process)
+            if process.returncode:
+                log.seek(0)
+                tail = log.read().decode(errors="replace")[-3000:]
+                raise SystemExit(f"{tail}\n{name}: must finish, got exit {process.returncode}.")
+        return json.loads(result.read_text()) | {"peak_memory_bytes": peak}
+
+
+def run_benchmark(bench: Bench) -> dict[str, Any]:
+    """Returns the report."""
+    options = bench.options
+    ours = bench.measure("neve", "ours", bench.corpus)
+    peers: dict[str, Any] = {}
+    for name in options.peers:
+        if name in EXACT:
+            peers[name] = bench.measure(name, EXACT[name], bench.prefix)
+            continue
+        if options.install_peers:
+            install(name, options.peers_env)
+        if python := python_of(name, options.peers_env):
+            module = OWN_ENVIRONMENT[name]
+            peers[name] = bench.measure(name, module, bench.prefix, python=str(python))
+        else:
+            peers[name] = f"not installed ({' '.join(REQUIREMENTS[name])}); --install_peers"
+    again = {}
+    if options.scale > 1:
+        again = bench.measure("neve_again", "ours", bench.largest, repeats=1)
+    tell("Rows compared with transformers' ...")
+    rows = options.rows if options.referee_rows is None else options.referee_rows
+    referee = bench.run("referee", "referee", corpus=str(bench.corpus), rows=rows)
+    return _report(bench, ours, again, peers, referee["row_hashes"])
+
+
+def _report(
+    bench: Bench,
+    ours: dict[str, Any],
+    again: dict[str, Any],
+    peers: dict[str, Any],
+    referee: list[str],
+) -> dict[str, Any]:
+    measured = {name: peer for name, peer in peers.items() if isinstance(peer, dict)}
+    expected = ours["row_hashes"]
+    compared = {name: measured[name]["row_hashes"] for name in EXACT if name in measured}
+    compared["transformers_all_rows"] = referee
+    differing = {
+        name: sum(a != b for a, b in zip(hashes, expected, strict=False))
+        for name, hashes in compared.items()
+    }
+    rate = ours["tokens_per_second"]
+    return {
+        "tokens_per_second": round(rate),
+        "ratio_to_peers": {
+            name: round(rate / peer["tokens_per_second"], 2) for name, peer in measured.items()
+        },
+        "identical": ours["rows"] == bench.options.rows and not any(differing.values()),
+        "peak_memory_bytes": ours["peak_memory_bytes"],
+        "tokens_per_second_10x": round(again["tokens_per_second"]) if again else None,
+        "peak_memory_bytes_10x": again.get("peak_memory_bytes"),
+        "scale": bench.options.scale,
+        "rows": ours["rows"],
+        "tokens": ours["tokens"],
+        "rows_10x": again.get("rows"),
+        "tokens_10x": again.get("tokens"),
+        "rows_compared": {name: len(hashes) for name, hashes in compared.items()},
+        "rows_differing": differing,
+        "entrants": {
+            name: _facts(entrant) if isinstance(entrant, dict) else entrant
+            for name, entrant in {"neve": ours, **peers, **({"neve_10x": again} if again else {})}.items()
+        },
+        "cores": len(bench.cores),
+        "repeats": bench.options.repeats,
+        "tokenizer": bench.origin,
+        "template": TEMPLATE,
+    }  # fmt: skip
+
+
+def _facts(entrant: dict[str, Any]) -> dict[str, Any]:
+    facts = {key: value for key, value in entrant.items() if key != "row_hashes"}
+    for key in ("seconds", "small_seconds", "cpu_seconds"):
+        facts[key] = [round(seconds, 3) for seconds in facts[key]]
+    facts["tokens_per_second"] = round(facts["tokens_per_second"])
+    return facts
+
+
+def table(report: dict[str, Any]) -> str:
+    """Returns the report as lines for people."""
+    lines = [f"{'':20}{'tok/s':>12}{'ours is':>9}{'tokens':>13}{'seconds':>9}{'peak MiB':>10}"]
+    for name, entrant in report["entrants"].items():
+        if isinstance(entrant, str):
+            lines.append(f"{name:20}{entrant}")
+            continue
+        ratio = report["ratio_to_peers"].get(name)
+        seconds = sorted(entrant["seconds"])[len(entrant["seconds"]) // 2]
+        memory = (entrant["peak_memory_bytes"] or 0) / 2**20
+        lines.append(
+            f"{name:20}{entrant['tokens_per_second']:>12,}{f'{ratio}x' if ratio else '':>9}"
+            f"{entrant['tokens']:>13,}{seconds:>9.2f}{memory:>10,.0f}"
+        )
+    differing, compared = report["rows_differing"], report["rows_compared"]
+    for name, count in differing.items():
+        lines.append(f"{name}: {count:,} of {compared[name]:,} rows differ from ours")
+    lines.append(f"{report['cores']} cores; tokenizer: {report['tokenizer']}; see --help")
+    return "\n".join(lines)
+
+
+def tell(text: str) -> None:
+    """Shows what is going on, apart from the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _work_folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="neve-tokenize-") as folder:
+        yield Path(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs everything and prints the report."""
+    options = parse(arguments)
+    with _work_folder(options.work) as work:
+        report = run_benchmark(Bench(options, work.resolve()))
+    print(json.dumps(report) if options.json else table(report))
+
+
+if __name__ == "__main__":
+    main()
