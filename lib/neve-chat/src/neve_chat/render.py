@@ -8,7 +8,7 @@ The environment is the one transformers gives a chat template, so text and masks
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ import jinja2.sandbox
 
 from neve_chat.errors import ChatInputError
 
-__all__ = ["ChatRenderer", "Rendered", "TemplateRefusal"]
+__all__ = ["ChatRenderer", "Rendered", "TemplateRefusal", "rendering_notes"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,19 @@ class TemplateRefusal(Exception):
     """
     The template raised while it rendered one conversation: a property of that row.
     """
+
+
+# What a template can raise because of one conversation.
+_ROW_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "documents", "self"})
 
 
 class _GenerationTracker(jinja2.ext.Extension):
@@ -143,7 +156,7 @@ class ChatRenderer:
             ):
                 pieces.append(piece)
                 tracker.num_chars += len(piece)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except _ROW_ERRORS as error:
             raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
         text = "".join(pieces)
         for start, written in tracker.spans:
@@ -156,6 +169,41 @@ class ChatRenderer:
         return Rendered(
             text, tuple((start, start + len(part)) for start, part in tracker.spans if part)
         )
+
+    def render_row(self, row: Mapping[str, Any]) -> Rendered:
+        """
+        A canonical row as text: its messages, its tools and its own template variables.
+
+        Raises:
+            TemplateRefusal: the template raised on this conversation.
+        """
+        kwargs = row.get("chat_template_kwargs") or {}
+        own = {key: value for key, value in kwargs.items() if key not in _OURS}
+        return self.render(row["messages"], tools=row.get("tools"), **own)
+
+
+def rendering_notes(messages: Iterable[Mapping[str, Any]], text: str) -> Iterator[str]:
+    """
+    What the template changed or left out of a conversation, one note for each turn it befell.
+
+    Linear in the text: turns are looked for in their order.
+    """
+    position = 0
+
+    def is_there(part: str) -> bool:
+        nonlocal position
+        found = text.find(part, position)
+        position = found + len(part) if found >= 0 else position
+        return found >= 0 or part in text
+
+    for message in messages:
+        if reasoning := message.get("reasoning_content"):
+            yield "reasoning fields"
+            if not is_there(reasoning.strip()):
+                yield "reasoning fields dropped by the template"
+        content = message.get("content")
+        if isinstance(content, str) and not is_there(content.strip()):
+            yield f"{message['role']} text changed or dropped by the template"
 
 
 def _to_json(

@@ -1,5 +1,5 @@
 """
-Chat templates by name or by file.
+Chat templates by name, by file, or from the tokenizer's own folder.
 
 Light on purpose: recipes import this module to plan, so it needs neither jinja2 nor a tokenizer.
 """
@@ -7,13 +7,30 @@ Light on purpose: recipes import this module to plan, so it needs neither jinja2
 from __future__ import annotations
 
 import difflib
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from neve import storage
 
 from neve_chat.errors import ChatInputError
 
-__all__ = ["ChatTemplate", "check_generation_marks", "load_template", "template_names"]
+__all__ = [
+    "TOKENIZER_TEMPLATE",
+    "ChatTemplate",
+    "check_generation_marks",
+    "fitting_templates",
+    "load_template",
+    "template_names",
+    "template_tokens",
+    "tokenizer_template",
+]
+
+TOKENIZER_TEMPLATE = "tokenizer"
+"""The name that stands for the template in the tokenizer's folder."""
 
 _FILES = Path(__file__).parent / "template_files"
 
@@ -40,7 +57,8 @@ class ChatTemplate:
     name: str
     """Name in the registry, or the path it was read from; for messages only."""
     text: str
-    """Jinja source, byte for byte as it will stand in the exported tokenizer."""
+    """Jinja source, byte for byte as it will stand in the exported tokenizer; empty: the
+    tokenizer's own, which `tokenizer_template` reads once the tokenizer is there."""
 
 
 def template_names() -> tuple[str, ...]:
@@ -52,11 +70,13 @@ def template_names() -> tuple[str, ...]:
 
 def load_template(name_or_path: str) -> ChatTemplate:
     """
-    A built-in template by its name, or any template by the path of its file.
+    A built-in template by its name, any template by the path of its file, or "tokenizer".
 
     Raises:
         ChatInputError: neither a known name nor a readable file.
     """
+    if name_or_path == TOKENIZER_TEMPLATE:
+        return ChatTemplate(TOKENIZER_TEMPLATE, "")
     names = template_names()
     if name_or_path in names:
         text = (_FILES / f"{name_or_path}.jinja").read_text(encoding="utf-8")
@@ -76,14 +96,91 @@ def load_template(name_or_path: str) -> ChatTemplate:
         f"Did you mean {near[0]!r}?" if near else "Pass one of these or the path of a Jinja file."
     )
     raise ChatInputError(
-        f"template {name_or_path!r}: must be a built-in name ({', '.join(names)}) or a file, "
-        f"got neither. {hint}"
+        f"template {name_or_path!r}: must be a built-in name ({', '.join(names)}), "
+        f"{TOKENIZER_TEMPLATE!r} or a file, got none of them. {hint}"
     )
 
 
-def check_generation_marks(name: str, text: str) -> None:
+def template_tokens(name: str) -> tuple[str, ...]:
+    """
+    The tokens a tokenizer needs for a built-in template, as the template's first line tells.
+    """
+    line = (_FILES / f"{name}.jinja").read_text(encoding="utf-8").partition("\n")[0]
+    return tuple(re.findall(r"<\S+>", line))
+
+
+def tokenizer_template(path: str, name: str = "default") -> ChatTemplate:
+    """
+    The template in a tokenizer's folder, found as transformers finds it.
+
+    chat_template.jinja comes before the chat_template in tokenizer_config.json; a folder with
+    several named ones gives the one asked for, never another.
+
+    Args:
+        path: the tokenizer's folder, local or remote.
+        name: which of several named templates.
+
+    Raises:
+        ChatInputError: there is none, none of that name, or it marks nothing to train.
+    """
+    found = _tokenizer_templates(path)
+    if name not in found:
+        have = f"only {', '.join(map(repr, sorted(found)))}" if found else "none"
+        others = f"tokenizer_template(path, {min(found)!r}) or " if found else ""
+        raise ChatInputError(
+            f"tokenizer {path}: must hold a chat template named {name!r}, got {have}. Pass "
+            f"{others}one that fits this tokenizer: {', '.join(fitting_templates(path))}."
+        )
+    text = found[name]
+    where = f"{path} ({name})"
+    check_generation_marks(where, text, fitting=fitting_templates(path))
+    return ChatTemplate(where, text)
+
+
+def fitting_templates(path: str) -> tuple[str, ...]:
+    """
+    Built-in templates whose markers all are tokens of the tokenizer in a folder.
+    """
+    file = storage.join(path, "tokenizer.json")
+    tokenizer = json.loads(storage.read_bytes(file)) if storage.exists(file) else {}
+    vocab = tokenizer.get("model", {}).get("vocab", {})
+    tokens = {token["content"] for token in tokenizer.get("added_tokens", ())}
+    tokens.update(vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab))
+    return tuple(name for name in template_names() if tokens.issuperset(template_tokens(name)))
+
+
+def _tokenizer_templates(path: str) -> Mapping[str, str]:
+    """
+    Name -> text of the templates in a tokenizer's folder.
+    """
+    found: dict[str, str] = {}
+    file = storage.join(path, "chat_template.jinja")
+    if storage.exists(file):
+        found["default"] = storage.read_bytes(file).decode("utf-8")
+    folder = storage.join(path, "additional_chat_templates")
+    for entry in storage.list_names(folder):
+        if entry.endswith(".jinja"):
+            text = storage.read_bytes(storage.join(folder, entry)).decode("utf-8")
+            found[entry.removesuffix(".jinja")] = text
+    config = storage.join(path, "tokenizer_config.json")
+    if found or not storage.exists(config):
+        return found
+    value: Any = storage.read_json(config).get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value}
+    return value or {}
+
+
+def check_generation_marks(name: str, text: str, *, fitting: Sequence[str] | None = None) -> None:
     """
     The template marks what the assistant writes, so that something can be trained.
+
+    Args:
+        name: what to call the template in the message.
+        text: its Jinja source.
+        fitting: built-in templates to propose instead; None: all of them.
 
     Raises:
         ChatInputError: no generation block outside comments, raw blocks and strings, or one that
@@ -94,9 +191,9 @@ def check_generation_marks(name: str, text: str) -> None:
     if opened and opened == closed:
         return
     found = f"{opened} opened and {closed} closed" if opened or closed else "none"
+    names = template_names() if fitting is None else fitting
     raise ChatInputError(
-        f"template {name!r}: needs {{% generation %}} ... {{% endgeneration %}} around what "
-        f"the assistant "
-        f"writes, got {found}, so no token would be trained. Pass a built-in template "
-        f"({', '.join(template_names())}) or a file of yours with these marks."
+        f"template {name!r}: needs {{% generation %}} ... {{% endgeneration %}} around what the "
+        f"assistant writes, got {found}, so no token would be trained. Pass a built-in template "
+        f"({', '.join(names)}) or a file of yours with these marks."
     )
