@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from neve_chat.adapt import Conversation, RowAdapter, RowRejected
+from neve_chat.adapt import Conversation, RowAdapter, RowRejected, roles_report
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 
@@ -28,9 +28,9 @@ QA = (("user", "q"), ("assistant", "a"))
     [
         (turns(*QA), []),
         (turns(("system", "s"), *QA), []),
-        (turns(("user", "q1"), *QA), []),
-        (turns(("assistant", "hello"), *QA), []),
-        (turns(*QA, ("assistant", "a2")), []),
+        (turns(("user", "q1"), *QA), ["wrong order"]),
+        (turns(("assistant", "hello"), *QA), ["wrong order"]),
+        (turns(*QA, ("assistant", "a2")), ["wrong order"]),
         (turns(*QA, ("user", "thanks")), ["last turn not trainable"]),
         (turns(*QA, ("user", "q"), ("assistant", "")), ["empty assistant turn"]),
         (turns(("developer", "s"), *QA), []),
@@ -91,7 +91,7 @@ def test_adapt_keeps_empty_answers_on_request() -> None:
     """
     row = turns(("user", "q"), ("assistant", ""))
 
-    assert adapt(row, keep_empty_answers=True).notes == ["empty assistant turn"]
+    assert adapt(row, keep_empty_answers=True).notes == ["empty answer"]
 
 
 def test_adapt_keeps_tool_fields() -> None:
@@ -163,53 +163,171 @@ def test_adapt_unwraps_tool_responses_of_sharegpt() -> None:
     broken = "<tool_response>{broken</tool_response>"
     values = [
         ("human", "run"),
-        ("gpt", "<think>t</think>x"),
+        ("gpt", '<think>t</think><tool_call>{"name": "sh"}</tool_call>'),
         ("tool", good),
         ("tool", broken),
         ("gpt", "ok"),
     ]
-    row = {"conversations": [{"from": role, "value": value} for role, value in values]}
+    turns_of_row = [{"from": role, "value": value} for role, value in values]
+    row = {"id": "src-7", "conversations": turns_of_row}
 
-    conversation = adapt(row, kind="sharegpt")
+    conversation = adapt(row, kind="sharegpt", id_column="id")
 
-    assert conversation.messages[1]["content"] == "<think>t</think>x"
+    assert conversation.source_id == "src-7"
+    assert conversation.messages[1]["content"] == values[1][1]
     assert conversation.messages[2] == {"role": "tool", "content": "a.txt", "name": "sh"}
     assert conversation.messages[3] == {"role": "tool", "content": broken}
     assert conversation.notes == ["malformed tool response"]
 
 
-def test_adapt_reads_two_columns() -> None:
+def test_adapt_restores_padded_rows_of_parquet() -> None:
     """
-    An instruction, its context and a response are a conversation of two turns.
+    A row padded by Arrow equals the clean row, key order included, and plain turns get no calls.
     """
-    row = {"prompt": "sum", "input": "1 2", "answer": "3"}
+    function = {"name": "get_a", "arguments": {"a": "1", "b": None}}
+    call = {"type": "function", "function": function}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "enum": None}, "b": None},
+    }
+    padded = {
+        "tools": [{"type": "function", "function": {"name": "get_a", "parameters": parameters}}],
+        "messages": [
+            {"role": "user", "content": "x", "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+    }
 
-    conversation = adapt(
-        row,
-        kind="instruction",
-        instruction_column="prompt",
-        context_column="input",
-        response_column="answer",
+    conversation = adapt(padded, is_padded=True)
+
+    clean = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert repr(conversation.tools) == repr(
+        [{"type": "function", "function": {"name": "get_a", "parameters": clean}}]
     )
-
     assert conversation.messages == [
-        {"role": "user", "content": "sum\n\n1 2"},
-        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"type": "function", "function": {"name": "get_a", "arguments": {"a": "1"}}}
+            ],
+        },
     ]
 
 
+def test_adapt_keeps_content_that_the_first_turn_lacks() -> None:
+    """
+    A key that only later turns have is read (axolotl PR 3917 took the first turn's keys for all).
+    """
+    call = {"id": "c1", "function": {"name": "f", "arguments": "{}"}}
+    row = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "1"},
+            {"role": "assistant", "content": "done"},
+        ]
+    }
+
+    assert adapt(row).messages[2]["content"] == "done"
+
+
+def test_adapt_names_the_id_of_a_refused_row() -> None:
+    """
+    Where the data has ids, the detail holds the row's, beside function, call and the bad text.
+    """
+    with pytest.raises(RowRejected) as caught:
+        adapt({"id": "broken_json", **bad_arguments('{"city": "Oslo"')}, id_column="id")
+
+    detail = caught.value.detail
+    assert "function 'get_weather', call 'c9'" in detail
+    assert '{"city": "Oslo"' in detail
+    assert detail.endswith("(id 'broken_json')")
+
+
+def test_adapt_joins_the_text_parts_of_a_reply_and_keeps_other_values() -> None:
+    """
+    A tool's content is text parts or any JSON value; only parts are joined.
+    """
+    parts = [{"type": "text", "text": "5"}, {"type": "text", "text": " C"}]
+    row = turns(*QA, ("tool", parts), ("tool", {"t": 5}), ("assistant", "ok"))
+
+    messages = adapt(row).messages
+
+    assert [message["content"] for message in messages[2:4]] == ["5 C", {"t": 5}]
+
+
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("text", "content", "reasoning", "notes"),
     [
-        ({"kind": "openai"}, "kind must be one of messages, sharegpt, instruction"),
-        ({"user": "human"}, "must be a tuple"),
-        ({"user": ("gpt",)}, "under both user and assistant"),
-        ({"assistant": ()}, "Nothing would be trained"),
+        ("<think>\nwhy\n</think>\n\nyes", "yes", "why", []),
+        ("\n<think>why</think>yes", "yes", "why", []),
+        ("<think>\n\n</think>\n\nyes", "yes", "", []),
+        ("<think>why", "<think>why", None, ["reasoning tag not closed"]),
+        ("so <think>why</think>", "so <think>why</think>", None, []),
     ],
 )
-def test_schema_refuses_what_it_cannot_mean(fields: dict[str, Any], problem: str) -> None:
+def test_adapt_moves_reasoning_out_of_tags(
+    text: str, content: str, reasoning: str | None, notes: list[str]
+) -> None:
     """
-    A contradictory schema fails where it is written, not in the step.
+    Reasoning at the start of an answer becomes its own field; an unclosed tag stays and is noted.
     """
-    with pytest.raises(ChatInputError, match=problem):
-        ConversationSchema(**fields)
+    row = turns(("user", "<think>q</think>"), ("assistant", text))
+
+    conversation = adapt(row, reasoning_tags=("<think>", "</think>"))
+
+    assert conversation.messages[0]["content"] == "<think>q</think>"
+    assert conversation.messages[1]["content"] == content
+    assert conversation.messages[1].get("reasoning_content") == reasoning
+    assert conversation.notes == notes
+
+
+def test_adapt_never_overwrites_reasoning() -> None:
+    """
+    A turn with reasoning both in its key and in tags stays as it is, with a note.
+    """
+    text = "<think>b</think>yes"
+    turn = {"role": "assistant", "content": text, "reasoning_content": "a"}
+    row = {"messages": [{"role": "user", "content": "q"}, turn]}
+
+    conversation = adapt(row, reasoning_tags=("<think>", "</think>"))
+
+    assert conversation.messages[1] == turn
+    assert conversation.notes == ["reasoning both in its key and in tags"]
+
+
+def test_roles_report_shows_the_roles_and_the_tags_to_pass() -> None:
+    """
+    Roles of refused rows are counted too, and the report is what to write.
+    """
+    adapter = RowAdapter(ConversationSchema(kind="sharegpt"))
+    answer = {"from": "gpt", "value": "a"}
+    adapter.adapt({"conversations": [{"from": "human", "value": "q"}, answer]})
+    with pytest.raises(RowRejected, match="unknown role"):
+        adapter.adapt({"conversations": [{"from": "hummany", "value": "q"}, answer]})
+
+    report = roles_report(adapter)
+
+    assert "Roles seen: 'gpt' x2, 'human' x1, 'hummany' x1" in report
+    assert "Not mapped: 'hummany'" in report
+    assert "user=('human', 'user', 'hummany')" in report
+
+
+def test_roles_report_tells_that_no_role_is_trained() -> None:
+    """
+    Known roles without one of the assistant ask for the assistant's tag.
+    """
+    adapter = RowAdapter(ConversationSchema())
+    with pytest.raises(RowRejected, match="no assistant turn"):
+        adapter.adapt(turns(("user", "q")))
+
+    assert "None of them is the assistant's" in roles_report(adapter)
+
+
+def test_adapter_refuses_a_schema_that_was_not_chosen() -> None:
+    """
+    Kind auto is no layout yet.
+    """
+    with pytest.raises(ChatInputError, match="choose_schema"):
+        RowAdapter(ConversationSchema(kind="auto"))

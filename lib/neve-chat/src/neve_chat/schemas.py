@@ -4,6 +4,20 @@ Where a conversation stands in a row, and how it becomes canonical messages.
 A canonical message is a dict with the keys role, content, reasoning_content, name, tool_calls and
 tool_call_id in this order; all but role and content only where the row has them. Roles are system,
 user, assistant and tool. A tool call is {id?, type, function: {name, arguments: object}}.
+
+| kind | columns (defaults) |
+|---|---|
+| messages | messages: turns with role and content, tool_calls, tool_call_id, name, reasoning |
+| sharegpt | conversations: turns with from and value |
+| harmony | messages: turns with role, channel, recipient and content, one channel per turn |
+| instruction | instruction and response: text, a turn or turns |
+| alpaca | instruction, input, output, system, history |
+| dolly | instruction, context, response |
+| preference | prompt and chosen; chosen may hold the prompt's turns too; rejected is not read |
+| auto | found in the first rows by neve_chat.detect, or refused |
+
+The OpenThoughts-Agent layout is `ConversationSchema(conversation_column="conversations")`. Nested
+completions are kind instruction with metric_key or use_first_response.
 """
 
 from __future__ import annotations
@@ -13,56 +27,129 @@ from dataclasses import dataclass
 
 from neve_chat.errors import ChatInputError
 
-__all__ = ["KINDS", "ConversationSchema"]
+__all__ = ["KINDS", "ROLES", "ConversationSchema"]
 
-KINDS = ("messages", "sharegpt", "instruction")
+ROLES = ("user", "assistant", "system", "tool")
+KINDS = (
+    "messages",
+    "sharegpt",
+    "instruction",
+    "alpaca",
+    "dolly",
+    "preference",
+    "harmony",
+    "auto",
+)
+_TURN_KINDS = ("messages", "sharegpt", "harmony")
 _KIND_DEFAULTS = {
-    "messages": ("messages", "role", "content"),
-    "sharegpt": ("conversations", "from", "value"),
-    "instruction": ("", "role", "content"),
+    "messages": {"conversation_column": "messages", "role_key": "role", "content_key": "content"},
+    "sharegpt": {
+        "conversation_column": "conversations",
+        "role_key": "from",
+        "content_key": "value",
+    },
+    "harmony": {"conversation_column": "messages", "role_key": "role", "content_key": "content"},
+    "instruction": {
+        "instruction_column": "instruction",
+        "response_column": "response",
+        "role_key": "role",
+        "content_key": "content",
+    },
+    "alpaca": {
+        "instruction_column": "instruction",
+        "context_column": "input",
+        "response_column": "output",
+        "history_column": "history",
+        "system_column": "system",
+        "role_key": "role",
+        "content_key": "content",
+    },
+    "dolly": {
+        "instruction_column": "instruction",
+        "context_column": "context",
+        "response_column": "response",
+        "role_key": "role",
+        "content_key": "content",
+    },
+    "preference": {
+        "instruction_column": "prompt",
+        "response_column": "chosen",
+        "role_key": "role",
+        "content_key": "content",
+    },
+    "auto": {},
 }
+# Kinds that only fill in names; resolved() writes them as the kind that they mean.
+_SAME_AS = {"sharegpt": "messages", "alpaca": "instruction", "dolly": "instruction"}
+_TWO_COLUMN_FIELDS = (
+    "instruction_column",
+    "context_column",
+    "response_column",
+    "history_column",
+    "metric_key",
+    "use_first_response",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationSchema:
     """
-    The layout of one data set. Two layouts that mean the same are best written the same way.
+    The layout of one data set.
     """
 
     kind: str = "messages"
-    """messages: a list of role/content turns; sharegpt: of from/value turns; instruction: two
-    columns."""
+    """One of messages, sharegpt, instruction, alpaca, dolly, preference, harmony and auto."""
     conversation_column: str = ""
     """Column with the list of turns; empty: messages, or conversations for sharegpt."""
     role_key: str = ""
     """Key of a turn's role; empty: role, or from for sharegpt."""
     content_key: str = ""
-    """Key of a turn's text; empty: content, or value for sharegpt."""
+    """Key of a turn's or a completion's text; empty: content, or value for sharegpt."""
     user: tuple[str, ...] = ("user", "human")
-    """Role values in the data that mean the user."""
+    """Role values in the data that mean the user; compared exactly, as all role values."""
     assistant: tuple[str, ...] = ("assistant", "gpt")
     """Role values that mean the assistant, whose turns are trained."""
     system: tuple[str, ...] = ("system", "developer")
     """Role values that mean system instructions."""
     tool: tuple[str, ...] = ("tool", "function", "observation")
     """Role values that mean the reply of a tool."""
+    function_call: tuple[str, ...] = ("function_call",)
+    """Role values of an assistant turn whose text is one tool call, or a list of them, as JSON."""
     reasoning_keys: tuple[str, ...] = ("reasoning_content", "reasoning")
     """Keys of an assistant turn that hold its reasoning; the first with text is taken."""
-    instruction_column: str = "instruction"
-    """Column with the user's text (kind instruction)."""
+    reasoning_tags: tuple[str, str] | None = None
+    """Tags, such as ("<think>", "</think>"), whose text at the start of an assistant's turn becomes
+    its reasoning; None: text stays as it is."""
+    instruction_column: str = ""
+    """Column with the user's text or turns; empty: instruction, or prompt for preference."""
     context_column: str = ""
-    """Column put below the instruction after a blank line where it has text; empty: none."""
-    response_column: str = "response"
-    """Column with the assistant's text (kind instruction)."""
+    """Column put below the instruction where it has text; empty: none, input for alpaca, context
+    for dolly."""
+    context_separator: str = "\n\n"
+    """Text between instruction and context."""
+    response_column: str = ""
+    """Column with the assistant's text or turns; empty: response, output for alpaca, chosen for
+    preference."""
+    metric_key: str = ""
+    """The response column holds a list of completions: the one with the largest number under this
+    key is taken, of equal ones the first; empty: no list."""
+    use_first_response: bool = False
+    """The response column holds a list, and its first item is taken."""
+    history_column: str = ""
+    """Column with earlier (user, assistant) pairs; empty: none, history for alpaca."""
+    system_column: str = ""
+    """Column with system instructions, used where the turns have none; empty: none, system for
+    alpaca."""
     tools_column: str = "tools"
     """Column with the functions' JSON signatures, as a list or as JSON text; may be absent from a
-    row."""
+    row; empty: none."""
     template_kwargs_column: str = "chat_template_kwargs"
-    """Column with further variables for the template; may be absent from a row."""
+    """Column with further variables for the template; may be absent from a row; empty: none."""
     id_column: str = ""
     """Column whose value becomes the row's id; empty: the sha256 of the canonical messages."""
     keep_empty_answers: bool = False
-    """Keep conversations whose assistant turns are all empty and would train end tokens only."""
+    """Keep conversations whose assistant turns are all empty and would train end tokens only; the
+    same as the policy empty_answer="keep"."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -70,8 +157,18 @@ class ConversationSchema:
                 f"conversation schema: kind must be one of {', '.join(KINDS)}, got "
                 f"{self.kind!r}. Pass one of them."
             )
+        self._check_roles()
+        self._check_fields_of_kind()
+        tags = self.reasoning_tags
+        if tags is not None and (isinstance(tags, str) or len(tags) != 2 or not all(tags)):
+            raise ChatInputError(
+                "conversation schema: reasoning_tags must be two texts, the opening and the "
+                f'closing tag, got {tags!r}. Write ("<think>", "</think>").'
+            )
+
+    def _check_roles(self) -> None:
         owner: dict[str, str] = {}
-        for role in ("user", "assistant", "system", "tool"):
+        for role in (*ROLES, "function_call"):
             values = getattr(self, role)
             if isinstance(values, str):
                 raise ChatInputError(
@@ -92,47 +189,76 @@ class ConversationSchema:
                 "Nothing would be trained without it."
             )
 
+    def _check_fields_of_kind(self) -> None:
+        foreign = _TWO_COLUMN_FIELDS if self.kind in _TURN_KINDS else ("conversation_column",)
+        for name in foreign:
+            if self.kind != "auto" and getattr(self, name):
+                raise ChatInputError(
+                    f"conversation schema: {name} must be left out for kind {self.kind}, which "
+                    f"doesn't read it, got {getattr(self, name)!r}. Remove it, or choose the kind "
+                    "that it belongs to."
+                )
+        if self.metric_key and self.use_first_response:
+            raise ChatInputError(
+                "conversation schema: a list of responses must be chosen from in one way, got "
+                f"metric_key={self.metric_key!r} and use_first_response=True. Remove one."
+            )
+        if self.kind == "harmony" and not self.reasoning_keys:
+            raise ChatInputError(
+                "conversation schema: reasoning_keys must not be empty for kind harmony, got (). "
+                "The analysis channel is kept under the first of them."
+            )
+
     def resolved(self) -> ConversationSchema:
         """
-        The same schema with the empty names replaced by those of its kind.
+        The same schema in its one canonical spelling: names filled in, kinds that only fill in
+        names replaced by what they mean, role values sorted. Equal layouts are then equal.
         """
-        column, role, content = _KIND_DEFAULTS[self.kind]
+        names = {
+            name: getattr(self, name) or value for name, value in _KIND_DEFAULTS[self.kind].items()
+        }
+        roles = {role: tuple(sorted(set(getattr(self, role)))) for role in ROLES}
         return dataclasses.replace(
             self,
-            conversation_column=self.conversation_column or column,
-            role_key=self.role_key or role,
-            content_key=self.content_key or content,
+            kind=_SAME_AS.get(self.kind, self.kind),
+            function_call=tuple(sorted(set(self.function_call))),
+            **names,
+            **roles,
         )
 
     def role_map(self) -> dict[str, str]:
         """
-        Role value in the data -> canonical role.
+        Role value in the data -> canonical role; function calls are the assistant's.
         """
-        roles = {
-            "user": self.user,
-            "assistant": self.assistant,
-            "system": self.system,
-            "tool": self.tool,
-        }
-        return {value: role for role, values in roles.items() for value in values}
+        roles = {value: role for role in ROLES for value in getattr(self, role)}
+        return roles | dict.fromkeys(self.function_call, "assistant")
 
     def required_columns(self) -> tuple[str, ...]:
         """
-        Columns without which no row can be read.
+        Columns without which no row can be read; none for auto, which must be chosen first.
         """
-        if self.kind == "instruction":
-            return (self.instruction_column, self.response_column)
-        return (self.resolved().conversation_column,)
+        own = self.resolved()
+        if own.kind == "auto":
+            return ()
+        if own.kind == "instruction":
+            return (own.instruction_column, own.response_column)
+        if own.kind == "preference":
+            return (own.response_column,)
+        return (own.conversation_column,)
 
     def optional_columns(self) -> tuple[str, ...]:
         """
         Columns that are read where they exist.
         """
+        own = self.resolved()
         names = (
-            self.context_column,
-            self.tools_column,
-            self.template_kwargs_column,
-            self.id_column,
+            own.instruction_column if own.kind == "preference" else "",
+            own.context_column,
+            own.history_column,
+            own.system_column,
+            own.tools_column,
+            own.template_kwargs_column,
+            own.id_column,
         )
         return tuple(name for name in names if name)
 
@@ -140,9 +266,18 @@ class ConversationSchema:
         """
         The settings a user would change, as they would be written.
         """
-        names = ["instruction_column", "response_column"]
-        if self.kind != "instruction":
-            names = ["kind", "conversation_column", "role_key", "content_key"]
-            names += ["user", "assistant", "system", "tool"]
         own = self.resolved()
+        if own.kind in _TURN_KINDS:
+            names = ["kind", "conversation_column", "role_key", "content_key", *ROLES]
+        else:
+            names = ["kind", *(name for name in _TWO_COLUMN_FIELDS if getattr(own, name))]
         return ", ".join(f"{name}={getattr(own, name)!r}" for name in names)
+
+    def expression(self) -> str:
+        """
+        The Python expression that makes this schema, with only what differs from the defaults.
+        """
+        fields = dataclasses.fields(self)
+        changed = [f.name for f in fields if getattr(self, f.name) != f.default]
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in changed)
+        return f"ConversationSchema({values})"
