@@ -4,42 +4,24 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
-import json
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from neve import storage
 
 from neve_chat.errors import ChatInputError
+from neve_chat.preview_target import find_places
 
 if TYPE_CHECKING:
     from neve_chat.preview_source import PreviewSource, Shown
 
 __all__ = ["preview_command"]
 
-_STEP_BEGIN = "tokenized/"
 _PART_CHARS = 2_000
 _BAR_WIDTH = 40
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """
-    Something to open.
-    """
-
-    path: str
-    """Output path."""
-    name: str | None = None
-    """Data set of a recipe."""
 
 
 @click.command(
@@ -90,7 +72,7 @@ def preview_command(
                 f"--row {row}: must stand alone, got --start {start} too. Drop one of them."
             )
         start, num_rows = row, 1
-    places = _places(target, recipe_options, source, prefix)
+    places = find_places(target, recipe_options=recipe_options, wanted=source, prefix=prefix)
     from neve_chat.preview_source import open_source  # heavy: tensorstore, tokenizers
 
     sources = [
@@ -100,7 +82,7 @@ def preview_command(
         for place in places
     ]
     if html is not None:
-        _write_page(html, target, sources, start or 0, num_rows)
+        _write_page(html, target, sources, start or 0, num_rows, stats)
         return
     use_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for opened in sources:
@@ -181,122 +163,19 @@ def _counts(source: PreviewSource, key: str) -> list[tuple[str, int]]:
 
 
 def _write_page(
-    file: str, target: str, sources: Sequence[PreviewSource], start: int, num_rows: int
+    file: str,
+    target: str,
+    sources: Sequence[PreviewSource],
+    start: int,
+    num_rows: int,
+    count_all: bool,
 ) -> None:
     from neve_chat.preview_page import page_html
 
     html = page_html(
         title=target,
         sources=[(source, list(source.conversations(start, num_rows))) for source in sources],
+        count_all=count_all,
     ).encode("utf-8")
     storage.write_bytes(file, html)
     _say(f"{file}: {len(html):,} bytes, open it in a browser.")
-
-
-def _places(
-    target: str, options: Sequence[str], wanted: str | None, prefix: str | None
-) -> list[_Place]:
-    """
-    What the target means: a path that exists, a recipe, or an output as `neve show` finds it.
-    """
-    if not target.endswith(".py") and storage.exists(target):
-        return [_path_only(target, options, wanted)]
-    if _is_module(target):
-        return _recipe_places(target, options, wanted, prefix)
-    found = _neve("show", target, "--json", *_flag("--prefix", prefix))
-    return [_path_only(found["path"], options, wanted)]
-
-
-def _path_only(path: str, options: Sequence[str], wanted: str | None) -> _Place:
-    if wanted is not None:
-        raise ChatInputError(
-            f"--source {wanted}: must go with a recipe, got the path {path}. Drop it."
-        )
-    if options:
-        known = [o for p in preview_command.params for o in p.opts if o.startswith("-")]
-        near = difflib.get_close_matches(options[0], known, n=1)
-        raise ChatInputError(
-            f"option {options[0]}: must be one of neve preview, got an unknown one. "
-            + (f"Did you mean {near[0]}?" if near else "See neve preview --help.")
-        )
-    return _Place(path=path)
-
-
-def _is_module(target: str) -> bool:
-    if target.endswith(".py"):
-        return True
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", target):
-        return False
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        return importlib.util.find_spec(target) is not None
-    except (ImportError, ValueError):
-        return "." in target
-
-
-def _recipe_places(
-    recipe: str, options: Sequence[str], wanted: str | None, prefix: str | None
-) -> list[_Place]:
-    """
-    The tokenized data sets of a recipe, all of them built.
-    """
-    plan = _neve("plan", recipe, *options, "--json", *_flag("--prefix", prefix))
-    steps = {
-        step["name"].removeprefix(_STEP_BEGIN): step
-        for step in plan["steps"]
-        if step["name"].startswith(_STEP_BEGIN)
-    }
-    if not steps:
-        raise ChatInputError(
-            f"recipe {recipe}: must have steps named {_STEP_BEGIN}<data set>, got none. "
-            "Give the output of a tokenize step by its path."
-        )
-    if wanted is not None and wanted not in steps:
-        raise ChatInputError(
-            f"--source {wanted}: must be a data set of {recipe}, got an unknown one. "
-            f"It has {', '.join(steps)}."
-        )
-    chosen = {name: step for name, step in steps.items() if wanted in (None, name)}
-    missing = [name for name, step in chosen.items() if not _is_complete(step)]
-    if missing:
-        module = recipe.removesuffix(".py").replace("/", ".") if recipe.endswith(".py") else recipe
-        only = [word for name in missing for word in ("--only", f"{_STEP_BEGIN}{name}")]
-        command = ["python", "-m", module, *only, *options, *_flag("--prefix", prefix)]
-        raise ChatInputError(
-            f"data set {', '.join(missing)}: must be tokenized to be shown, got no complete "
-            f"output. Run: {' '.join(command)}"
-        )
-    return [_Place(path=step["output_path"], name=name) for name, step in chosen.items()]
-
-
-def _is_complete(step: dict[str, Any]) -> bool:
-    """
-    Whether a planned step is built; one that nothing needs may be built all the same.
-    """
-    state = storage.join(step["output_path"], ".neve", "state.json")
-    if step["action"] == "hit":
-        return True
-    return storage.exists(state) and storage.read_json(state)["state"] == "SUCCEEDED"
-
-
-def _flag(name: str, value: str | None) -> list[str]:
-    return [name, value] if value is not None else []
-
-
-def _neve(*words: str) -> Any:
-    """
-    What a command of neve says as JSON, asked for as a script would: this room knows only storage.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", "neve.cli", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    if done.returncode == 2:
-        message = re.sub(r"\A[Ee]rror: ", "", done.stderr.strip())
-        raise ChatInputError(message or f"neve {' '.join(words)}: refused without a word.")
-    raise RuntimeError(f"neve {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
