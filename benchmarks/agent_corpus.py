@@ -10,10 +10,11 @@ import itertools
 import json
 import math
 import multiprocessing
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from neve_chat.pool import num_cores
 
 # Frequent words first: their rank is their weight.
 _COMMON = """the to of and a in is that it for on with this as be not are from file we can I have
@@ -276,7 +277,7 @@ def write_corpus(path: Path, *, rows: int, seed: int = 0) -> None:
     """A JSONL file of `rows` conversations stands at path; memory doesn't grow with rows."""
     blocks = [(seed, first, min(first + 32, rows)) for first in range(0, rows, 32)]
     part = path.with_suffix(".part")
-    pool = multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)))
+    pool = multiprocessing.get_context("spawn").Pool(num_cores())
     with pool, part.open("wb") as file:
         for block in pool.imap(_block, blocks):
             file.write(block)

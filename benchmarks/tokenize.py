@@ -4,6 +4,7 @@
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neve_chat.pool import num_cores
 from neve_chat.templates import load_template
 
 from benchmarks.agent_corpus import first_lines, write_corpus
@@ -64,7 +66,8 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options, self.work = options, work
-        self.cores = sorted(os.sched_getaffinity(0))
+        has_affinity = hasattr(os, "sched_getaffinity")
+        self.cores = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(num_cores()))
         self.template = load_template(TEMPLATE).text
         tell(f"Corpus of {options.rows * options.scale:,} conversations, and the tokenizer ...")
         largest = self._corpus(options.rows * options.scale)
@@ -151,23 +154,43 @@ def run_benchmark(bench: Bench) -> dict[str, Any]:
     tell("Rows compared with transformers' ...")
     rows = options.rows if options.referee_rows is None else options.referee_rows
     referee = bench.run("referee", "referee", corpus=str(bench.corpus), rows=rows)
-    return _report(bench, ours, again, peers, referee["row_hashes"])
+    facts = {
+        "scale": options.scale, "cores": len(bench.cores), "repeats": options.repeats,
+        "tokenizer": bench.origin, "template": TEMPLATE,
+    }  # fmt: skip
+    hashes = referee["row_hashes"]
+    return make_report(options.rows, options.peer_rows, ours, again, peers, hashes) | facts
 
 
-def _report(
-    bench: Bench,
+def make_report(
+    rows: int,
+    peer_rows: int,
     ours: dict[str, Any],
     again: dict[str, Any],
     peers: dict[str, Any],
     referee: list[str],
 ) -> dict[str, Any]:
+    """Returns what the last line says.
+
+    Args:
+        rows: Conversations that ours was given.
+        peer_rows: Conversations that each peer was given.
+        ours: Result of our program on the corpus.
+        again: Its result on the larger corpus, or empty.
+        peers: Name -> result, or why there is none.
+        referee: Hashes of the first rows by transformers.
+    """
     measured = {name: peer for name, peer in peers.items() if isinstance(peer, dict)}
     expected = ours["row_hashes"]
-    compared = {name: measured[name]["row_hashes"] for name in EXACT if name in measured}
-    compared["transformers_all_rows"] = referee
+    compared = {
+        name: (measured[name]["row_hashes"], peer_rows) for name in EXACT if name in measured
+    }
+    compared["transformers_all_rows"] = referee, len(referee)
+    if again:
+        compared["neve_10x"] = again["row_hashes"][:rows], rows
     differing = {
-        name: sum(a != b for a, b in zip(hashes, expected, strict=False))
-        for name, hashes in compared.items()
+        name: sum(a != b for a, b in itertools.zip_longest(hashes, expected[:count]))
+        for name, (hashes, count) in compared.items()
     }
     rate = ours["tokens_per_second"]
     return {
@@ -175,25 +198,20 @@ def _report(
         "ratio_to_peers": {
             name: round(rate / peer["tokens_per_second"], 2) for name, peer in measured.items()
         },
-        "identical": ours["rows"] == bench.options.rows and not any(differing.values()),
+        "identical": ours["rows"] == rows and not any(differing.values()),
         "peak_memory_bytes": ours["peak_memory_bytes"],
         "tokens_per_second_10x": round(again["tokens_per_second"]) if again else None,
         "peak_memory_bytes_10x": again.get("peak_memory_bytes"),
-        "scale": bench.options.scale,
         "rows": ours["rows"],
         "tokens": ours["tokens"],
         "rows_10x": again.get("rows"),
         "tokens_10x": again.get("tokens"),
-        "rows_compared": {name: len(hashes) for name, hashes in compared.items()},
+        "rows_compared": {name: count for name, (_, count) in compared.items()},
         "rows_differing": differing,
         "entrants": {
             name: _facts(entrant) if isinstance(entrant, dict) else entrant
             for name, entrant in {"neve": ours, **peers, **({"neve_10x": again} if again else {})}.items()
         },
-        "cores": len(bench.cores),
-        "repeats": bench.options.repeats,
-        "tokenizer": bench.origin,
-        "template": TEMPLATE,
     }  # fmt: skip
 
 
