@@ -238,10 +238,11 @@ def _tokenizer_config(tokenizer: Any, config: MakeTokenizerConfig) -> dict[str, 
 
 
 def _corpus_texts(path: str) -> Iterator[str]:
-    from neve_chat.rows import find_input_files, read_rows  # lazy: pyarrow and orjson
+    from neve_chat.input_files import find_input_files
+    from neve_chat.rows import Columns, Piece, read_rows  # lazy: pyarrow and orjson
 
     for file in find_input_files(path, _CORPUS_FILES):
-        for row in read_rows(file, required=(), optional=_TEXT_COLUMNS):
+        for row in read_rows(Piece(file), Columns(optional=_TEXT_COLUMNS)):
             for column in _TEXT_COLUMNS:
                 yield from _strings(row.values.get(column))
 
