@@ -82,9 +82,7 @@ CHANNELS = [TURNS[0], {**TURNS[1], "channel": "final"}]
         ),
         (
             {"query": "q", "response": "a", "original_question": "q", "type": "t"},
-            ConversationSchema(
-                kind="instruction", instruction_column="query", response_column="response"
-            ),
+            ConversationSchema(kind="instruction", instruction_column="query"),
             "instruction: query -> user, response -> assistant",
         ),
         (
@@ -230,3 +228,21 @@ def test_propose_looks_at_the_first_rows_only() -> None:
     rows: list[dict[str, Any]] = [{"messages": TURNS}] * 100 + [{"messages": "x"}]
 
     assert [proposal.schema for proposal in propose_schemas(rows)] == [ConversationSchema()]
+
+
+def test_choose_keeps_what_the_base_states() -> None:
+    """
+    Tags and further settings given with kind auto hold for the schema that is found.
+    """
+    base = ConversationSchema(kind="auto", user=("Kunde",), assistant=("Bot",), id_column="id")
+    turns = [{"from": "Kunde", "value": "q"}, {"from": "Bot", "value": "a"}]
+
+    proposal = choose_schema([{"conversations": turns, "id": 7}], "rows.jsonl", base)
+
+    assert proposal.schema == ConversationSchema(
+        kind="sharegpt", user=("Kunde",), assistant=("Bot",), id_column="id"
+    )
+    assert (
+        proposal.text()
+        == "sharegpt: conversations[].from/value, roles Kunde->user (1), Bot->assistant (1)"
+    )

@@ -319,6 +319,7 @@ def test_schema_guesses_nothing(
         ({"assistant": ()}, "Nothing would be trained"),
         ({"response_column": "answer"}, "response_column must be left out for kind messages"),
         ({"kind": "alpaca", "conversation_column": "x"}, "conversation_column must be left out"),
+        ({"kind": "auto", "role_key": "from"}, "role_key must be left out for kind auto"),
         (
             {"kind": "instruction", "metric_key": "m", "use_first_response": True},
             "chosen from in one way",

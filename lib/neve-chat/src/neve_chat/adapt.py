@@ -204,15 +204,15 @@ def roles_report(adapter: RowAdapter) -> str:
     """
     Sentences on the roles seen, what the schema reads, and the tags to pass; without a full stop.
     """
-    seen, schema = adapter.roles_seen, adapter.schema
+    roles_seen, schema = adapter.roles_seen, adapter.schema
     roles = schema.role_map()
-    unknown = [value for value in seen if value not in roles]
-    counts = ", ".join(f"{value!r} x{count:,}" for value, count in sorted(seen.items()))
+    unknown = [value for value in roles_seen if value not in roles]
+    counts = ", ".join(f"{value!r} x{count:,}" for value, count in sorted(roles_seen.items()))
     report = f"Roles seen: {counts or 'none'}; the schema reads {schema.describe()}"
     if unknown:
         tags = " or ".join(f"{role}={(*getattr(schema, role), unknown[0])!r}" for role in ROLES)
         listed = ", ".join(repr(value) for value in unknown)
         report += f". Not mapped: {listed}. Pass each under what it means, as {tags}"
-    elif seen and not any(roles.get(value) == "assistant" for value in seen):
+    elif roles_seen and all(roles[value] != "assistant" for value in roles_seen):
         report += ". None of them is the assistant's. Pass the one that is, as assistant=(...,)"
     return report

@@ -32,6 +32,7 @@ _SYSTEM_COLUMNS = ("system", "system_prompt")
 _CHANNELS = ("analysis", "commentary", "final")
 _MAX_ROLE_VALUES = 12
 _MAX_ROLE_CHARS = 40
+_AUTO = ConversationSchema(kind="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,17 @@ class Proposal:
         return f"{self.schema.kind}: {self.why}"
 
 
-def propose_schemas(rows: Sequence[Mapping[str, Any]]) -> list[Proposal]:
+def propose_schemas(
+    rows: Sequence[Mapping[str, Any]], base: ConversationSchema = _AUTO
+) -> list[Proposal]:
     """
     Every schema that fits, none of them tried on more than the first NUM_ROWS_LOOKED_AT rows.
+
+    Args:
+        rows: the first rows.
+        base: of kind auto; its role values and whatever else it states hold for every proposal.
     """
-    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT])
+    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT], base)
     preferences = list(_preference_proposals(columns))
     taken = {"chosen", "rejected", "prompt"} if preferences else set()
     proposals = preferences
@@ -68,18 +75,21 @@ def propose_schemas(rows: Sequence[Mapping[str, Any]]) -> list[Proposal]:
     return [variant for proposal in proposals for variant in _with_system(proposal, columns)]
 
 
-def choose_schema(rows: Sequence[Mapping[str, Any]], where: str) -> Proposal:
+def choose_schema(
+    rows: Sequence[Mapping[str, Any]], where: str, base: ConversationSchema = _AUTO
+) -> Proposal:
     """
     The one schema that fits.
 
     Args:
         rows: the first rows.
         where: what they are rows of, for errors.
+        base: of kind auto; its role values and whatever else it states hold for the proposal.
 
     Raises:
         ChatInputError: no rows, no schema fits, or more than one does.
     """
-    proposals = propose_schemas(rows)
+    proposals = propose_schemas(rows, base)
     if len(proposals) == 1:
         return proposals[0]
     if not rows:
@@ -92,7 +102,7 @@ def choose_schema(rows: Sequence[Mapping[str, Any]], where: str) -> Proposal:
             f"layout of {where}: exactly one schema must fit the rows, got {len(proposals)} that "
             f"do: {listed}. Pass the one you mean as schema."
         )
-    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT])
+    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT], base)
     listed = "; ".join(columns.describe(column) for column in columns.values) or "none"
     raise ChatInputError(
         f"layout of {where}: one of the known schemas must fit the rows, got these columns: "
@@ -108,13 +118,22 @@ class _Columns:
     The values of each column that aren't null, and what they have in common.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, Any]], base: ConversationSchema) -> None:
+        self.base = base
         self.values: dict[str, list[Any]] = {}
         for row in rows:
             for name, value in row.items():
                 known = self.values.setdefault(name, [])
                 if value is not None:
                     known.append(value)
+
+    def schema(self, kind: str, **fields: Any) -> ConversationSchema:
+        """
+        The base with this kind, and of the fields only those that the kind doesn't imply.
+        """
+        usual = replace(self.base, kind=kind).resolved()
+        told = {name: value for name, value in fields.items() if getattr(usual, name) != value}
+        return replace(self.base, kind=kind, **told)
 
     def is_text(self, column: str) -> bool:
         values = self.values.get(column, [])
@@ -140,17 +159,16 @@ class _Columns:
         role_keys = [key for key in _ROLE_KEYS if key in keys] or keys
         counts = {key: _role_counts(objects, key) for key in role_keys}
         seen = "".join(
-            f"; {key} has {_counts_text(counts[key])}" for key in keys if counts.get(key)
+            f"; {key} has {self._counts_text(counts[key])}" for key in keys if counts.get(key)
         )
         return f"{column} (list of objects with {', '.join(keys)}{seen})"
 
-
-def _counts_text(counts: Mapping[str, int]) -> str:
-    known = ConversationSchema().role_map()
-    return ", ".join(
-        f"{value!r} x{count:,}{'' if value in known else ' (unknown)'}"
-        for value, count in counts.items()
-    )
+    def _counts_text(self, counts: Mapping[str, int]) -> str:
+        known = self.base.role_map()
+        return ", ".join(
+            f"{value!r} x{count:,}{'' if value in known else ' (unknown)'}"
+            for value, count in counts.items()
+        )
 
 
 def _parsed(value: Any) -> Any:
@@ -178,20 +196,11 @@ def _turn_proposals(columns: _Columns, column: str) -> Iterator[Proposal]:
         kind = _TURN_KIND_OF_KEYS.get(keys, "messages")
         if kind == "messages" and any(turn.get("channel") in _CHANNELS for turn in turns):
             kind = "harmony"
-        schema = _minimal(kind, column, keys)
+        names = {"role_key": keys[0], "content_key": keys[1]}
+        schema = columns.schema(kind, conversation_column=column, **names)
         why = _turns_fit(turns, schema.resolved(), needs_user=True)
         if why:
             yield Proposal(schema=schema, why=f"{column}[].{keys[0]}/{keys[1]}, {why}")
-
-
-def _minimal(kind: str, column: str, keys: tuple[str, str]) -> ConversationSchema:
-    usual, names = ConversationSchema(kind=kind).resolved(), {}
-    for name, value in zip(
-        ("conversation_column", "role_key", "content_key"), (column, *keys), strict=True
-    ):
-        if value != getattr(usual, name):
-            names[name] = value
-    return ConversationSchema(kind=kind, **names)
 
 
 def _turns_fit(
@@ -228,14 +237,12 @@ def _preference_proposals(columns: _Columns) -> Iterator[Proposal]:
     if "prompt" in columns.values and not has_prompt:
         return
     if columns.is_text("chosen") and columns.is_text("rejected") and has_prompt:
-        schema = ConversationSchema(kind="preference")
+        schema = columns.schema("preference")
         yield Proposal(schema=schema, why="prompt -> user, chosen -> assistant")
     if not columns.objects("rejected"):
         return
     for role_key, content_key in product(_ROLE_KEYS, _CONTENT_KEYS):
-        schema = ConversationSchema(kind="preference")
-        if (role_key, content_key) != ("role", "content"):
-            schema = replace(schema, role_key=role_key, content_key=content_key)
+        schema = columns.schema("preference", role_key=role_key, content_key=content_key)
         why = _turns_fit(columns.objects("chosen"), schema.resolved(), needs_user=not has_prompt)
         if why:
             prompt = "prompt, " if has_prompt else ""
@@ -246,17 +253,13 @@ def _text_proposals(columns: _Columns) -> Iterator[Proposal]:
     for instruction, response in product(_INSTRUCTION_COLUMNS, _RESPONSE_COLUMNS):
         if not (columns.is_text(instruction) and columns.is_text(response)):
             continue
-        names = {"instruction_column": instruction, "response_column": response}
-        context = ""
+        kind, context = "instruction", ""
         if (instruction, response) == ("instruction", "output"):
-            schema = ConversationSchema(kind="alpaca")
-            context = "input" if "input" in columns.values else ""
-        elif (instruction, response) == ("instruction", "response"):
-            is_dolly = columns.is_text("context")
-            schema = ConversationSchema(kind="dolly" if is_dolly else "instruction")
-            context = "context" if is_dolly else ""
-        else:
-            schema = ConversationSchema(kind="instruction", **names)
+            kind, context = "alpaca", "input" if "input" in columns.values else ""
+        elif (instruction, response) == ("instruction", "response") and columns.is_text("context"):
+            kind, context = "dolly", "context"
+        names = {"instruction_column": instruction, "response_column": response}
+        schema = columns.schema(kind, **names)
         asked = f"{instruction} and {context}" if context else instruction
         yield Proposal(schema=schema, why=f"{asked} -> user, {response} -> assistant")
 
@@ -270,8 +273,8 @@ def _completion_proposals(columns: _Columns) -> Iterator[Proposal]:
         metrics = [key for key in completions[0] if _all_have(completions, key, int | float)]
         if len(texts) != 1 or len(metrics) != 1:
             continue
-        schema = ConversationSchema(
-            kind="instruction",
+        schema = columns.schema(
+            "instruction",
             instruction_column=instruction,
             response_column=response,
             content_key=texts[0],
@@ -291,6 +294,8 @@ def _with_system(proposal: Proposal, columns: _Columns) -> Iterator[Proposal]:
     One variant for each column of system text; the proposal itself where there is none.
     """
     found = [name for name in _SYSTEM_COLUMNS if columns.is_text(name)]
+    if columns.base.system_column:
+        found = []
     for name in found:
         usual = proposal.schema.resolved().system_column == name
         schema = proposal.schema if usual else replace(proposal.schema, system_column=name)

@@ -191,12 +191,13 @@ class ConversationSchema:
 
     def _check_fields_of_kind(self) -> None:
         foreign = _TWO_COLUMN_FIELDS if self.kind in _TURN_KINDS else ("conversation_column",)
+        if self.kind == "auto":
+            foreign = (*_TWO_COLUMN_FIELDS, "conversation_column", "role_key", "content_key")
         for name in foreign:
-            if self.kind != "auto" and getattr(self, name):
+            if getattr(self, name):
                 raise ChatInputError(
-                    f"conversation schema: {name} must be left out for kind {self.kind}, which "
-                    f"doesn't read it, got {getattr(self, name)!r}. Remove it, or choose the kind "
-                    "that it belongs to."
+                    f"conversation schema: {name} must be left out for kind {self.kind}, got "
+                    f"{getattr(self, name)!r}. Remove it, or choose the kind that it belongs to."
                 )
         if self.metric_key and self.use_first_response:
             raise ChatInputError(
