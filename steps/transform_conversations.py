@@ -37,6 +37,10 @@ class TransformConversationsConfig:
         "**/*.jsonl.zst",
     )
     """Globs of the files below input; `*` stays inside a folder, `**` crosses folders."""
+    subset: str = ""
+    """Subset of a data set in a layout of the hub; empty: the only one; `*`: all."""
+    split: str = ""
+    """Split, such as train; empty: the only one, several are refused; `*`: all."""
     replacements: tuple[tuple[str, str], ...] = ()
     """Pairs (old, new) applied in this order to the text and reasoning of every message."""
     policies: RowPolicies = field(default_factory=RowPolicies)
@@ -87,6 +91,8 @@ def transform_conversations(
         output_path=output_path,
         schema=config.schema,
         files=config.files,
+        subset=config.subset,
+        split=config.split,
         replacements=dict(config.replacements),
         policies=config.policies,
         max_rejected_fraction=config.max_rejected_fraction,
@@ -98,6 +104,7 @@ def transform_conversations(
         on_progress=lambda done, total, facts: progress.report(
             done // _MB, total // _MB, "MB", **facts
         ),
+        on_message=progress.message,
     )
     if results.get("rejected"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results["rejected"].items())

@@ -19,6 +19,7 @@ __all__ = [
     "PLAIN_LINE_SUFFIXES",
     "InputFile",
     "find_input_files",
+    "glob_matches",
     "names_text",
 ]
 
@@ -72,10 +73,11 @@ def find_input_files(input_path: str, patterns: Sequence[str]) -> list[InputFile
             raise ChatInputError(
                 f"input {input_path}: must exist, got nothing there. Correct the path."
             )
-        return [InputFile(input_path.rsplit("/", 1)[-1], input_path, storage.size(input_path))]
+        info = storage.file_info(input_path)
+        return [InputFile(info.name, input_path, info.size, info.version)]
     present = [info for info in storage.list_files(input_path) if not _is_hidden(info.name)]
     found = sorted(
-        (i for i in present if any(_glob(p).fullmatch(i.name) for p in patterns)),
+        (i for i in present if any(glob_matches(p, i.name) for p in patterns)),
         key=lambda i: i.name,
     )
     if not found:
@@ -91,7 +93,17 @@ def find_input_files(input_path: str, patterns: Sequence[str]) -> list[InputFile
                 f"that can't be read. "
                 "Narrow the patterns."
             )
-    return [InputFile(info.name, storage.join(input_path, info.name), info.size) for info in found]
+    return [
+        InputFile(info.name, storage.join(input_path, info.name), info.size, info.version)
+        for info in found
+    ]
+
+
+def glob_matches(pattern: str, name: str) -> bool:
+    """
+    Whether a relative path fits a glob: `*` stays inside one folder, `**` crosses folders.
+    """
+    return _glob(pattern).fullmatch(name) is not None
 
 
 def names_text(names: Sequence[str], nothing: str = "none", limit: int = 20) -> str:

@@ -7,15 +7,19 @@ bytes, whatever the machine, the number of processes and the number of cluster t
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from neve import storage
 
+from neve_chat.adapt import RowAdapter, roles_report
 from neve_chat.checks import RowPolicies
 from neve_chat.duplicates import find_duplicates
-from neve_chat.input_files import InputFile, find_input_files
+from neve_chat.find_schema import find_schema
+from neve_chat.hub_layout import choose_files
+from neve_chat.input_files import InputFile
 from neve_chat.parts import Part, Tasks, run_parts
 from neve_chat.quarantine import Refusals, refuse_if_too_many
 from neve_chat.schemas import ConversationSchema
@@ -40,12 +44,15 @@ def transform_conversations(
     output_path: str,
     schema: ConversationSchema,
     files: Sequence[str],
+    subset: str = "",
+    split: str = "",
     replacements: Mapping[str, str] | None = None,
     policies: RowPolicies | None = None,
     max_rejected_fraction: float = 0.05,
     tasks: Tasks | None = None,
     unit_bytes: int = UNIT_BYTES,
     on_progress: Callable[[int, int, dict[str, Any]], None] | None = None,
+    on_message: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """
     The conversations stand in `shard-*.jsonl.zst`, refused rows in `rejected/`.
@@ -55,8 +62,10 @@ def transform_conversations(
     Args:
         input_path: folder or file with the rows.
         output_path: where the shards go.
-        schema: the layout of the rows.
+        schema: the layout of the rows; of kind auto it is chosen by the first rows.
         files: globs of the files below input_path.
+        subset: subset of a data set in a layout of the hub; empty: the only one; `*`: all.
+        split: split of it; empty: the only one; `*`: all.
         replacements: text -> text, in the string contents and reasoning of every message, after
             the id.
         policies: what happens to rows with faults.
@@ -65,18 +74,25 @@ def transform_conversations(
         tasks: this task among those of a cluster job, and its processes.
         unit_bytes: size of the units that the input is cut into.
         on_progress: called with (bytes of input done, bytes in all, facts to show).
+        on_message: called with the schema that was chosen, where it is of kind auto.
 
     Returns:
         What summary.json holds: rows_in, rows_out, rejected by reason, notes, roles_seen,
-        num_files, num_shards, and name, rows and bytes of each shard. Tasks other than the first
-        get an empty dict.
+        num_files, num_shards, name, rows and bytes of each shard, and the schema that was chosen.
+        Tasks other than the first get an empty dict.
 
     Raises:
         ChatInputError: no file, a damaged file, no usable row, too many refused, or a fault whose
             policy is error.
     """
     tasks, policies = tasks or Tasks(), policies or RowPolicies()
-    inputs = find_input_files(input_path, files)
+    inputs = choose_files(input_path, files, subset=subset, split=split)
+    found = None
+    if schema.kind == "auto":
+        found = find_schema(inputs, schema, f"the conversations of {input_path}")
+        schema = found.schema
+        if on_message is not None and not tasks.index:
+            on_message(f"{input_path} is read as {found.text()}")
     parts = cut_units(inputs, schema.required_columns(), unit_bytes=unit_bytes)
     config = UnitConfig(
         output_path=output_path,
@@ -96,6 +112,8 @@ def transform_conversations(
     if tasks.index:
         return {}
     summary = _summary(facts, inputs)
+    if found is not None:
+        summary["schema"] = {"found": found.text(), **dataclasses.asdict(schema)}
     _refuse_if_too_many(facts, summary, input_path, output_path, schema, max_rejected_fraction)
     _treat_duplicates(parts, summary, output_path, policies, tasks)
     storage.write_json(storage.join(output_path, SUMMARY_NAME), summary)
@@ -147,14 +165,14 @@ def _refuse_if_too_many(
     refusals = Refusals(path=storage.join(output_path, "rejected"))
     for each in facts:
         refusals.merge(each["rejected"], each["first_rejected"])
-    roles = ", ".join(f"{role!r} x{count:,}" for role, count in summary["roles_seen"].items())
+    adapter = RowAdapter(schema)
+    adapter.roles_seen.update(summary["roles_seen"])
     refuse_if_too_many(
         refusals,
         summary["rows_in"],
         max_fraction=max_fraction,
         what=f"conversations of {input_path}",
-        advice=f"Roles seen: {roles or 'none'}; the schema reads {schema.describe()}. "
-        "Correct the schema so that it fits the rows",
+        advice=f"{roles_report(adapter)}. Correct the schema so that it fits the rows",
     )
 
 
