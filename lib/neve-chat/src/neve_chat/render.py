@@ -82,6 +82,23 @@ class _GenerationTracker(jinja2.ext.Extension):
         return written
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """
+    The sandbox of transformers, with its verdicts kept: they depend on type and name alone.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._verdicts: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        key = (type(obj), attr)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = super().is_safe_attribute(obj, attr, value)
+        return verdict
+
+
 class ChatRenderer:
     """
     A compiled chat template with the special tokens it may name. Not for several threads at once.
@@ -105,7 +122,7 @@ class ChatRenderer:
         """
         self._name = name
         self._special_tokens = dict(special_tokens or {})
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTracker, jinja2.ext.loopcontrols],
