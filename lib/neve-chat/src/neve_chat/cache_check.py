@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from neve import storage
 
-from neve_chat.cache_ledger import LEDGER_NAME, CachePart, read_ledger
+from neve_chat.cache_ledger import LEDGER_NAME, CachePart, read_ledger, split_path
 from neve_chat.cache_reader import FIELDS, CacheReader
 from neve_chat.errors import ChatInputError
 
@@ -74,9 +74,7 @@ def cache_splits(path: str) -> dict[str, str]:
     Raises:
         ChatInputError: it holds neither.
     """
-    if storage.exists(storage.join(path, LEDGER_NAME)):
-        return {"train": path}
-    found = {split: storage.join(path, split) for split in SPLITS}
+    found = {split: split_path(path, split) for split in SPLITS}
     found = {split: folder for split, folder in found.items() if storage.exists(folder)}
     if "train" not in found:
         names = storage.list_names(path)
@@ -242,11 +240,11 @@ def _refuse_differences(
         )
     left = {word: text for word, text in differences.items() if word not in accept}
     if left:
-        lines = "".join(f"\n  {text}" for text in left.values())
         words = ", ".join(f'"{word}"' for word in left)
         raise ChatInputError(
-            f"token cache {path}: must have been made with the recipe's tokenizer and template, "
-            f"got:{lines}\nChange the recipe, or accept this on purpose: accept=({words},)."
+            f"token cache {path}: must have been made with the recipe's tokenizer and template, got "
+            f"{' | '.join(left.values())}. Change the recipe, or accept this on purpose in its "
+            f"source: accept=({words},)."
         )
 
 

@@ -11,7 +11,7 @@ from neve import storage
 
 from neve_chat.errors import ChatInputError
 
-__all__ = ["LEDGER_NAME", "CachePart", "read_ledger"]
+__all__ = ["LEDGER_NAME", "CachePart", "read_ledger", "split_path"]
 
 LEDGER_NAME = "shard_ledger.json"
 _LAYOUTS = ("consolidated", "sharded")
@@ -29,6 +29,18 @@ class CachePart:
     """Rows, 0 or more."""
     field_counts: dict[str, int]
     """Elements of each field; a consolidated cache may not tell them."""
+
+
+def split_path(cache: str, split: str) -> str:
+    """
+    The folder of a split: below the cache, or the cache itself where that is one split, "flat".
+
+    Args:
+        cache: folder of a cache, what Levanter calls cache_dir.
+        split: train or validation; a flat cache has only the first.
+    """
+    is_flat = split == "train" and storage.exists(storage.join(cache, LEDGER_NAME))
+    return cache if is_flat else storage.join(cache, split)
 
 
 def read_ledger(split_path: str, fields: tuple[str, ...]) -> tuple[int, list[CachePart]]:
