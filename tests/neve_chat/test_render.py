@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from neve_chat.errors import ChatInputError
-from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
-from neve_chat.templates import load_template
+from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal, rendering_notes
+from neve_chat.templates import load_template, template_names
 from neve_chat.tokens import ChatTokenizer
 
 BOS = "<|begin_of_text|>"
@@ -111,7 +111,7 @@ def test_marin_template_gives_the_known_renders(
     assert marked(marin().render(messages, **kwargs)) == expected
 
 
-@pytest.mark.parametrize("name", ["marin", "chatml", "llama3", "plain"])
+@pytest.mark.parametrize("name", template_names())
 def test_render_equals_transformers(name: str, tokenizer_path: str) -> None:
     """
     Text, ids and mask are what transformers' apply_chat_template gives for the same input.
@@ -146,6 +146,132 @@ def test_render_equals_transformers(name: str, tokenizer_path: str) -> None:
         assert rendered.text == text
         assert tokens.ids.tolist() == expected["input_ids"]
         assert tokens.mask.tolist() == expected["assistant_masks"]
+
+
+# Templates as people write them: attribute access, namespaces, macros, filters, loop controls.
+OWN_TEMPLATES = [
+    "{% for t in tools %}{{ t | tojson }}{{ '\n' }}{% endfor %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% endfor %}",
+    "{% set ns = namespace(last=0) %}\n{% for m in messages %}\n"
+    "    {% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}\n{% endfor %}\n"
+    "{%- for m in messages %}\n  {%- if loop.index0 < ns.last %}{% continue %}{% endif %}\n"
+    "{{ m.role | title }}\r\n{%- generation %}{{ m.content.split('a') | join('b') }}"
+    "{% endgeneration %}\n{% if loop.last %}{% break %}{% endif %}{% endfor %}",
+    "{% macro turn(m) %}[{{ m.get('role') }}]{{ m.content or '' }}{% endmacro %}"
+    "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"
+    "{% for m in messages %}{% generation %}{{ turn(m) }}{% endgeneration %}{% endfor %}"
+    "{{ tools | tojson(indent=2) }}{{ 'a<b' | tojson }}{{ unknown }}",
+]
+
+
+@pytest.mark.parametrize("template", OWN_TEMPLATES)
+def test_any_template_renders_as_in_transformers(template: str) -> None:
+    """
+    Text and marks of a user's file are those of transformers' own renderer.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tools = [{"z": "a <b> & 'c' é", "a": {"k": [1, None, True]}}]
+    for messages in (TWO_TURNS, [message("user", "aé\r\n😀"), message("assistant", "")]):
+        texts, marks = render_jinja_template(
+            [messages], tools=tools, chat_template=template, return_assistant_tokens_mask=True
+        )
+        rendered = ChatRenderer(template).render(messages, tools=tools)
+
+        assert rendered.text == texts[0]
+        assert rendered.spans == tuple((start, end) for start, end in marks[0] if start < end)
+
+
+def test_sandbox_refuses_what_transformers_refuses_also_when_asked_twice() -> None:
+    """
+    A verdict that is kept for a type and a name stays the right one.
+    """
+    renderer = ChatRenderer("{{ messages.append(1) }}")
+
+    for _ in range(2):
+        with pytest.raises(TemplateRefusal, match="append"):
+            renderer.render([])
+    with pytest.raises(TemplateRefusal, match="unsafe"):
+        ChatRenderer("{{ messages.__class__.mro() }}").render([])
+    assert ChatRenderer("{{ messages.index(1) }}").render([1]).text == "0"  # type: ignore[list-item]
+
+
+def test_reasoning_of_earlier_turns_is_dropped_as_at_serving_and_counted() -> None:
+    """
+    A template that drops old reasoning gets the whole conversation; the loss is noted.
+    """
+    template = (
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+        "{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}{% generation %}"
+        "{% if loop.index0 > ns.last and m.get('reasoning_content') %}"
+        "{{ '<think>' + m['reasoning_content'] + '</think>' }}{% endif %}"
+        "{{ m['content'] + '<|im_end|>' }}{% endgeneration %}"
+        "{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    )
+    messages = [
+        message("user", "q1"),
+        message("assistant", "a1", reasoning_content="r1"),
+        message("user", "q2"),
+        message("assistant", "a2", reasoning_content="r2"),
+    ]
+
+    rendered = ChatRenderer(template).render(messages)
+
+    trained = "".join(rendered.text[start:end] for start, end in rendered.spans)
+    assert trained == "a1<|im_end|><think>r2</think>a2<|im_end|>"
+    assert sorted(rendering_notes(messages, rendered.text)) == [
+        "reasoning fields",
+        "reasoning fields",
+        "reasoning fields dropped by the template",
+    ]
+
+
+def test_rendering_notes_name_a_turn_that_the_template_leaves_out() -> None:
+    """
+    Delphi has no place for a later system turn: its absence is noted, trimming is not.
+    """
+    messages = [message("user", " q "), message("system", "later"), message("assistant", "q")]
+
+    def notes(name: str) -> list[str]:
+        text = ChatRenderer(load_template(name).text, special_tokens={"bos_token": BOS})
+        return list(rendering_notes(messages, text.render(messages).text))
+
+    assert notes("delphi") == ["system text changed or dropped by the template"]
+    assert notes("marin") == []
+
+
+def test_render_row_passes_tools_and_variables_but_no_reserved_name() -> None:
+    """
+    A row's own variables reach the template; none of them replaces what the row itself gives.
+    """
+    renderer = ChatRenderer("{{ mode }}{{ tools | tojson }}{{ messages[0].content }}")
+    row = {
+        "messages": [message("user", "hi")],
+        "tools": [{"a": 1}],
+        "chat_template_kwargs": {"mode": "m", "tools": [], "add_generation_prompt": True},
+    }
+
+    assert renderer.render_row(row).text == 'm[{"a": 1}]hi'
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ 1 / (messages | length - 1) }}", "ZeroDivisionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].content.missing.more }}", "UndefinedError"),
+    ],
+)
+def test_render_tells_what_fails_for_one_row_as_that_rows_refusal(
+    template: str, error: str
+) -> None:
+    """
+    An error within the template is a property of the row that it met.
+    """
+    with pytest.raises(TemplateRefusal, match=error):
+        ChatRenderer(template).render([message("user", "hi")])
 
 
 def test_tojson_keeps_order_and_characters() -> None:

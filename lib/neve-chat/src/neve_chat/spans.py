@@ -119,10 +119,12 @@ def make_probe(renderer: ChatRenderer, options: LossOptions, name: str) -> SpanP
     Raises:
         ChatInputError: the template can't give what the options ask for.
     """
+    if options.is_default:
+        return SpanProbe(renderer=renderer, open_reasoning="", close_reasoning="", end_of_turn="")
     user = {"role": "user", "content": _QUESTION}
     answer = {"role": "assistant", "content": _ANSWER}
-    thought = _blocks(renderer, [user, {**answer, "reasoning_content": _THOUGHT}])
-    plain = _blocks(renderer, [user, answer])
+    thought = _blocks(renderer, [user, {**answer, "reasoning_content": _THOUGHT}], name)
+    plain = _blocks(renderer, [user, answer], name)
     if options.train_turns == "last" and len(plain) != 1:
         raise ChatInputError(
             f"template {name!r}: train_turns 'last' needs one generation block for each assistant "
@@ -147,8 +149,16 @@ def make_probe(renderer: ChatRenderer, options: LossOptions, name: str) -> SpanP
     )
 
 
-def _blocks(renderer: ChatRenderer, messages: list[dict[str, Any]]) -> list[str]:
-    rendered = renderer.render(messages)
+def _blocks(renderer: ChatRenderer, messages: list[dict[str, Any]], name: str) -> list[str]:
+    from neve_chat.render import TemplateRefusal  # jinja2, which planning does without
+
+    try:
+        rendered = renderer.render(messages)
+    except TemplateRefusal as refusal:
+        raise ChatInputError(
+            f"template {name!r}: loss options need it to render one user and one assistant turn, "
+            f"got: {refusal}. Train all assistant turns, or pass another template."
+        ) from refusal
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
