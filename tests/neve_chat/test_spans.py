@@ -39,9 +39,10 @@ def marked(
     text = load_template(template).text if template in template_names() else template
     renderer = ChatRenderer(text, special_tokens=SPECIAL_TOKENS, name=template)
     loss = LossOptions(**options)
+    probe = make_probe(renderer, loss, template)
     row = {"messages": messages, "tools": tools}
     rendered = renderer.render_row(row)
-    chosen = select_spans(rendered, row, loss, make_probe(renderer, loss, template))
+    chosen = select_spans(rendered, row, loss, probe)
     assert chosen.text == rendered.text
     text = chosen.text
     for start, end in reversed(chosen.spans):
