@@ -9,11 +9,13 @@ from typing import Any
 
 from neve.step import unhashed
 from neve_chat.errors import ChatInputError
+from neve_chat.spans import LossOptions
 from neve_chat.templates import check_generation_marks, load_template
 
 __all__ = ["TokenizeChatConfig", "load_template", "tokenize_chat"]
 
 _LAYOUT = 2
+_SPECIAL_TEXT = ("error", "drop", "keep", "escape")
 _TURN_POLICIES = ("first_turns", "last_turns", "windows")
 
 
@@ -28,14 +30,20 @@ class TokenizeChatConfig:
     tokenizer: Any
     """Folder with tokenizer.json and tokenizer_config.json: a path, or the step that fetches it."""
     template: str
-    """Jinja text of the chat template, as load_template(...).text gives it."""
+    """Jinja text of the chat template, as load_template(...).text gives it; empty: the
+    tokenizer's own."""
     template_name: Any = "template"
     """What to call the template in messages; wrap it in unhashed(), only the text bears
     identity."""
     validation_fraction: float = 0.0
     """Share of the conversations held out for validation by the hash of their id, 0 to < 1."""
-    train_turns: str = "all"
-    """all: every assistant turn is trained; last: only the last one of each conversation."""
+    loss: LossOptions = LossOptions()  # noqa: RUF009  frozen
+    """What is trained: turns, roles, reasoning, ends of turns."""
+    special_text: str = "error"
+    """Text of special tokens in the data: error, drop, escape (it stays text) or keep (it becomes
+    the token)."""
+    allowed_special_text: tuple[str, ...] = ()
+    """Special tokens that the data holds on purpose, such as think tokens."""
     max_tokens: int | None = None
     """Tokens above which a conversation is shortened at turn borders; None: it never is."""
     long_conversations: str = "first_turns"
@@ -48,18 +56,18 @@ class TokenizeChatConfig:
     """Form of the output; part of identity, so that outputs of an older form are made again."""
 
     def __post_init__(self) -> None:
-        check_generation_marks(
-            str(getattr(self.template_name, "value", self.template_name)), self.template
-        )
+        if self.template:
+            name = str(getattr(self.template_name, "value", self.template_name))
+            check_generation_marks(name, self.template)
         if not 0 <= self.validation_fraction < 1:
             raise ChatInputError(
                 "tokenize: validation_fraction must be at least 0 and below 1, "
                 f"got {self.validation_fraction}. Pass a share of the conversations."
             )
-        if self.train_turns not in ("all", "last"):
+        if self.special_text not in _SPECIAL_TEXT:
             raise ChatInputError(
-                f"tokenize: train_turns must be all or last, got {self.train_turns!r}. Pass "
-                f"one of them."
+                f"tokenize: special_text must be one of {', '.join(_SPECIAL_TEXT)}, got "
+                f"{self.special_text!r}. Pass one of them."
             )
         if self.long_conversations not in _TURN_POLICIES:
             raise ChatInputError(
@@ -100,7 +108,9 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
             template=config.template,
             template_name=str(config.template_name),
             validation_fraction=config.validation_fraction,
-            train_turns=config.train_turns,
+            loss=config.loss,
+            special_text=config.special_text,
+            allowed_special_text=config.allowed_special_text,
             max_tokens=config.max_tokens,
             long_conversations=config.long_conversations,
             max_rejected_fraction=config.max_rejected_fraction,

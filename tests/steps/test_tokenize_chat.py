@@ -17,6 +17,7 @@ import pytest
 import tensorstore as ts
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
+from neve_chat.spans import LossOptions
 from neve_chat.templates import load_template
 
 from steps.tokenize_chat import TokenizeChatConfig, tokenize_chat
@@ -99,7 +100,7 @@ def test_tokenize_trains_the_turns_asked_for(
     """
     rows = [turns(("user", "q"), ("assistant", "ok"), ("assistant", "abc"))]
 
-    run(tmp_path, rows, tokenizer_path, template=INSIDE, train_turns=train_turns)
+    run(tmp_path, rows, tokenizer_path, template=INSIDE, loss=LossOptions(train_turns=train_turns))
 
     # <|im_start|> q <|im_end|> <|im_start|> ok <|im_end|> <|im_start|> abc <|im_end|>
     ids = column(tmp_path / "cache/train", "input_ids")

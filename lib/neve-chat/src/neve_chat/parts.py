@@ -18,7 +18,7 @@ from neve import storage
 from neve_chat.errors import ChatInputError
 from neve_chat.pool import own_units, run_units
 
-__all__ = ["Part", "Tasks", "run_parts", "write_facts"]
+__all__ = ["Part", "Tasks", "forget_parts", "run_parts", "write_facts"]
 
 _POLL_SECONDS = 0.5
 
@@ -108,6 +108,14 @@ def run_parts(
         if len(found) < len(parts):
             time.sleep(_POLL_SECONDS)
     return [found[part.index] for part in parts]
+
+
+def forget_parts(output_path: str, all_facts: Sequence[dict[str, Any]]) -> None:
+    """
+    Have parts done again, although they were finished.
+    """
+    for facts in all_facts:
+        storage.remove_tree(_facts_path(output_path, Part(facts["index"], facts["unit"])))
 
 
 def write_facts(output_path: str, part: Part, facts: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ on who does what. Memory depends on the largest conversation, not on the number 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,13 +21,15 @@ from neve import storage
 from neve_chat.baselines import count_baselines
 from neve_chat.cache import PART_PATTERN, write_split_ledger
 from neve_chat.errors import ChatInputError
-from neve_chat.parts import Part, Tasks, run_parts
+from neve_chat.parts import Part, Tasks, forget_parts, run_parts
+from neve_chat.pool import num_cores
 from neve_chat.preview import example_text
 from neve_chat.quarantine import Refusals, refuse_if_too_many
 from neve_chat.render import ChatRenderer
 from neve_chat.shards import list_shards
+from neve_chat.spans import LossOptions, make_probe
 from neve_chat.statistics import SplitCounts
-from neve_chat.templates import check_generation_marks
+from neve_chat.templates import check_generation_marks, tokenizer_template
 from neve_chat.terminator import Terminator, find_terminator
 from neve_chat.tokenize_part import PartConfig, example_path, is_validation, make_worker
 from neve_chat.tokens import ChatTokenizer, Tokens
@@ -46,14 +50,19 @@ class TokenizeOptions:
     tokenizer_path: str
     """Folder with tokenizer.json."""
     template: str
-    """Jinja text of the chat template."""
+    """Jinja text of the chat template; empty: the tokenizer's own."""
     template_name: str = "template"
     """What to call the template in messages."""
     validation_fraction: float = 0.0
     """Share of the conversations that go to the validation split by the hash of their id, 0 to <
     1."""
-    train_turns: str = "all"
-    """all: every generation block is trained; last: only the last one of a conversation."""
+    loss: LossOptions = LossOptions()  # noqa: RUF009  frozen
+    """What is trained of a conversation."""
+    special_text: str = "error"
+    """Text of special tokens in the data: error, drop, escape (it stays text) or keep (it becomes
+    the token)."""
+    allowed_special_text: tuple[str, ...] = ()
+    """Special tokens that the data holds on purpose, such as think tokens."""
     max_tokens: int | None = None
     """Tokens above which a conversation is shortened by long_conversations; None: it is not."""
     long_conversations: str = "first_turns"
@@ -90,20 +99,24 @@ def tokenize_conversations(
     Raises:
         ChatInputError: wrong template, tokenizer or data; no ledger is written then.
     """
-    check_generation_marks(options.template_name, options.template)
+    tasks = tasks or Tasks()
+    template = options.template or tokenizer_template(options.tokenizer_path).text
+    check_generation_marks(options.template_name, template)
     tokenizer = ChatTokenizer(options.tokenizer_path)
     renderer = ChatRenderer(
-        options.template, special_tokens=tokenizer.special_tokens, name=options.template_name
+        template, special_tokens=tokenizer.special_tokens, name=options.template_name
     )
     terminator = find_terminator(renderer, tokenizer, options.template_name)
+    make_probe(renderer, options.loss, options.template_name)
     parts, total = _parts(input_path)
     config = PartConfig(
         options=options,
-        template=options.template,
+        template=template,
         input_path=input_path,
         output_path=output_path,
         num_parts=len(parts),
-        metadata=_preprocessor_metadata(options, tokenizer),
+        num_threads=1 if min(tasks.num_processes or num_cores(), len(parts)) > 1 else None,
+        metadata=_preprocessor_metadata(options, template, tokenizer),
     )
     done: Counter[str] = Counter()
 
@@ -121,11 +134,15 @@ def tokenize_conversations(
             )
             on_example(example_text(Tokens(ids, mask), tokenizer, max_chars=_PREVIEW_CHARS))
 
-    all_facts = run_parts(
-        make_worker, config, parts, output_path=output_path, tasks=tasks or Tasks(), on_part=on_part
-    )
+    run = functools.partial(run_parts, make_worker, parts=parts, output_path=output_path)
+    all_facts = run(config, tasks=tasks, on_part=on_part)
     if not all_facts:
         return {}
+    if any(facts["encoder"]["suspect"] for facts in all_facts):
+        # A sample showed that fastokens is wrong for this tokenizer: nothing of it is kept.
+        config = dataclasses.replace(config, encoder="tokenizers")
+        forget_parts(output_path, [facts for facts in all_facts if facts["encoder"]["num_fast"]])
+        all_facts = run(config, tasks=Tasks(num_processes=tasks.num_processes))
     return _complete(config, all_facts, tokenizer, terminator)
 
 
@@ -148,14 +165,16 @@ def _parts(input_path: str) -> tuple[list[Part], int | None]:
     return parts, counted.get("rows_out")
 
 
-def _preprocessor_metadata(options: TokenizeOptions, tokenizer: ChatTokenizer) -> dict[str, Any]:
+def _preprocessor_metadata(
+    options: TokenizeOptions, template: str, tokenizer: ChatTokenizer
+) -> dict[str, Any]:
     """
     The keys and values that Levanter's ChatProcessor reports, so that it finds no mismatch.
     """
     return {
         "tokenizer": options.tokenizer_path,
         "vocab_size": tokenizer.vocab_size,
-        "chat_template": options.template,
+        "chat_template": template,
         "messages_field": "messages",
         "system_prompt_field": None,
         "chat_template_kwargs_field": "chat_template_kwargs",
@@ -200,10 +219,12 @@ def _complete(
     text = example.pop("text")
     storage.write_bytes(storage.join(output_path, "first_example.txt"), text.encode("utf-8"))
     storage.write_json(storage.join(output_path, "first_example.json"), example, indent=None)
+    results["encoder"] = _encoder_facts(all_facts)
     identity = {
         "tokenizer_digest": hashlib.sha256(tokenizer.json_bytes).hexdigest(),
         "template_digest": hashlib.sha256(config.template.encode("utf-8")).hexdigest(),
         "template_name": options.template_name,
+        "template": config.template,
         "vocab_size": tokenizer.vocab_size,
         "terminator": {"text": terminator.text, "ids": list(terminator.ids)},
     }
@@ -230,7 +251,8 @@ def _check(
         advice=f"Check that the template {options.template_name!r} fits these conversations",
     )
     kept = sum(split.num_rows for split in counts.values())
-    if unclosed == kept:
+    trains_ends = options.loss.train_end_of_turn and "assistant" in options.loss.train_roles
+    if trains_ends and unclosed == kept:
         raise ChatInputError(
             f"template {options.template_name!r}: the last trained token of a conversation must "
             f"end the turn, got another one in all {kept:,} conversations, so the model will not "
@@ -243,6 +265,19 @@ def _check(
             f"of {kept:,} with validation_fraction {options.validation_fraction}. Lower it or add "
             "data."
         )
+
+
+def _encoder_facts(all_facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """
+    Which library encoded how many conversations, and how many of them both.
+    """
+    reports = [facts["encoder"] for facts in all_facts]
+    return {
+        "fast": sum(report["num_fast"] for report in reports),
+        "refereed": sum(report["num_refereed"] for report in reports),
+        "differences": sum(report["num_differences"] for report in reports),
+        "messages": sorted({report["message"] for report in reports if report["message"]}),
+    }
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neve import storage
 
@@ -22,10 +22,15 @@ from neve_chat.preview import example_json, example_text
 from neve_chat.quarantine import Quarantine
 from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
 from neve_chat.shards import read_shard
+from neve_chat.spans import make_probe, select_spans
+from neve_chat.special_text import SpecialText
 from neve_chat.statistics import SplitCounts
 from neve_chat.terminator import Terminator, find_terminator
 from neve_chat.tokens import ChatTokenizer, Tokens
 from neve_chat.windows import Shortener
+
+if TYPE_CHECKING:
+    from neve_chat.tokenization import TokenizeOptions
 
 __all__ = ["PartConfig", "example_path", "is_validation", "make_worker"]
 
@@ -48,6 +53,10 @@ class PartConfig:
     """Output of the transform."""
     output_path: str
     """Where the caches go."""
+    encoder: str = "auto"
+    """auto, or tokenizers where fastokens was found wrong."""
+    num_threads: int | None = None
+    """Threads of the encoder; None: one for each core."""
     num_parts: int
     """Parts in all."""
     metadata: dict[str, Any]
@@ -86,15 +95,20 @@ class _Worker:
     """
 
     def __init__(self, config: PartConfig) -> None:
+        options: TokenizeOptions = config.options
         self.config = config
-        self.tokenizer = ChatTokenizer(config.options.tokenizer_path)
+        self.tokenizer = ChatTokenizer(
+            options.tokenizer_path, encoder=config.encoder, num_threads=config.num_threads
+        )
         self.renderer = ChatRenderer(
             config.template,
             special_tokens=self.tokenizer.special_tokens,
-            name=config.options.template_name,
+            name=options.template_name,
         )
-        self.terminator = find_terminator(
-            self.renderer, self.tokenizer, config.options.template_name
+        self.terminator = find_terminator(self.renderer, self.tokenizer, options.template_name)
+        self.probe = make_probe(self.renderer, options.loss, options.template_name)
+        self.special_text = SpecialText(
+            self.tokenizer.special_texts, options.special_text, options.allowed_special_text
         )
 
     def __call__(self, part: Part) -> dict[str, Any]:
@@ -134,6 +148,8 @@ class _PartRun:
         self._path = storage.join(worker.config.input_path, part.unit["name"])
         self._tokenizer = worker.tokenizer
         self._renderer = worker.renderer
+        self._probe = worker.probe
+        self._special_text = worker.special_text
         self._terminator: Terminator = worker.terminator
         self._part = part
         self._caches = caches
@@ -183,8 +199,13 @@ class _PartRun:
         Tokenize rendered rows and put them into their splits.
         """
         all_tokens = self._tokenizer.encode_rendered([rendered for _, rendered in batch])
-        for (row, _), tokens in zip(batch, all_tokens, strict=True):
-            if not tokens.num_trained:
+        for (row, rendered), tokens in zip(batch, all_tokens, strict=True):
+            if rendered.cuts and self._tokenizer.num_special(
+                tokens
+            ) != self._special_text.num_markers(rendered):
+                detail = "the tokenizer's normalizer makes special tokens of other text"
+                self._quarantine.add("text of a special token", detail, row["id"], row)
+            elif not tokens.num_trained:
                 detail = "the template marks nothing of this conversation as the assistant's"
                 self._quarantine.add("no trained tokens", detail, row["id"], row)
             elif self._shortener and len(tokens.ids) > self.options.max_tokens:
@@ -223,6 +244,7 @@ class _PartRun:
             "rejected": dict(self._quarantine.counts),
             "first_rejected": self._quarantine.first,
             "has_example": self._example is not None,
+            "encoder": self._tokenizer.encoder_report(),
         }
 
     def _add(self, row: dict[str, Any], tokens: Tokens, conversation_id: str) -> None:
@@ -246,18 +268,45 @@ class _PartRun:
         return self._writers[split]
 
     def _render(self, row: dict[str, Any]) -> Rendered:
+        """
+        The row as text with its trained spans.
+
+        Raises:
+            RowRejected: the template refuses it, or it holds the text of special tokens.
+            ChatInputError: it holds such text, and special_text is "error".
+        """
+        keeps = self.options.special_text == "keep"
+        source = row if keeps else self._special_text.escape(row)
         kwargs = {
             key: value
-            for key, value in (row.get("chat_template_kwargs") or {}).items()
+            for key, value in (source.get("chat_template_kwargs") or {}).items()
             if key not in _OURS
         }
         try:
-            rendered = self._renderer.render(row["messages"], tools=row.get("tools"), **kwargs)
+            rendered = self._renderer.render(
+                source["messages"], tools=source.get("tools"), **kwargs
+            )
         except TemplateRefusal as refusal:
             raise RowRejected("template refused", str(refusal)) from refusal
-        if self.options.train_turns == "last":
-            return Rendered(rendered.text, rendered.spans[-1:])
+        rendered = select_spans(rendered, source, self.options.loss, self._probe)
+        if source is not row:
+            rendered = self._special_text.unescape(rendered)
+            if rendered.cuts and self.options.special_text != "escape":
+                self._refuse_special_text(row)
         return rendered
+
+    def _refuse_special_text(self, row: dict[str, Any]) -> None:
+        found = self._special_text.find(row)
+        where = ", ".join(f"{marker} in {path}" for path, marker in found[:3])
+        detail = where or "strings that make one together"
+        if self.options.special_text == "drop":
+            raise RowRejected("text of a special token", detail)
+        raise ChatInputError(
+            f"conversation {row['id']} ({row.get('source')}): must not hold the text of special "
+            f"tokens, which would be tokenized as if the template had written it; got {detail}. "
+            'Set special_text to "escape" (it stays text), "drop" or "keep", or name markers that '
+            "belong there in allowed_special_text."
+        )
 
 
 def _reasoning_notes(messages: Iterable[dict[str, Any]], text: str) -> Iterator[str]:
