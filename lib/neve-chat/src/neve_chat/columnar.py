@@ -118,11 +118,14 @@ def _stream_groups(source: Any, schema: pa.Schema) -> Iterator[Group]:
 
 def _next_message(source: Any) -> Any:
     """
-    The next record batch of a stream, or None where the stream says that it ends.
+    The next record batch of a stream, or None at the mark that ends it.
     """
+    start = source.tell()
     try:
         message = ipc.read_message(source)
-    except EOFError:  # the end mark
+    except EOFError:
+        if source.tell() == start:
+            raise pa.ArrowInvalid("the end of the file without the mark of the end") from None
         return None
     if message.type != "record batch":
         raise pa.ArrowInvalid(
