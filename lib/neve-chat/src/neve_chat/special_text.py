@@ -1,0 +1,246 @@
+"""
+Text of special tokens inside the data: found, or kept from becoming special.
+
+A web page or a log may hold "<|im_end|>". Encoded with the rest of a conversation it would be the
+token that ends a turn, and trained as such.
+
+    row with markers --escape--> row with tags in them --render--> text with tags
+                     --unescape--> the same text without tags, cut where they broke a marker
+
+Tags also stand where a string ends or begins with a part of a marker, so that none forms unseen
+from two strings, or from a string and the template: a tag that broke nothing leaves no cut. So
+`unescape(render(escape(row))).cuts` is empty exactly when no marker comes from the data. It isn't
+seen when a template takes strings apart or changes letters to make a marker.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from neve_chat.encoded import text_pieces
+from neve_chat.errors import ChatInputError
+from neve_chat.render import Rendered
+
+__all__ = ["POLICIES", "SpecialText"]
+
+POLICIES = ("error", "drop", "keep", "escape")
+_FIELDS = ("messages", "tools", "chat_template_kwargs")
+# Noncharacters of Unicode: never text, never white space, unchanged by JSON.
+_TAGS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+
+
+class SpecialText:
+    """
+    The markers of a tokenizer, and what to do with those in the data. Not for several threads at
+    once.
+    """
+
+    def __init__(
+        self, special_texts: Iterable[str], policy: str, allowed: Iterable[str] = ()
+    ) -> None:
+        """
+        Args:
+            special_texts: markers, as a rule `ChatTokenizer.special_texts`.
+            policy: error, drop, keep or escape; for the caller to follow.
+            allowed: markers that the data holds on purpose, such as think tokens.
+
+        Raises:
+            ChatInputError: no such policy, or a marker that cannot be escaped.
+        """
+        if policy not in POLICIES:
+            raise ChatInputError(
+                f"policy for special tokens in text: must be one of {', '.join(POLICIES)}, got "
+                f"{policy!r}. Pass error to see where they are."
+            )
+        every = sorted(set(special_texts) - {""}, key=len, reverse=True)
+        allowed = frozenset(allowed)
+        markers = [marker for marker in every if marker not in allowed]
+        if policy == "escape" and markers and len(markers[-1]) == 1:
+            raise ChatInputError(
+                f"policy for special tokens in text: escape needs markers of 2 characters or "
+                f"more, got {markers[-1]!r}. Allow it or choose another policy."
+            )
+        self.policy = policy
+        self._every = _alternatives(every)
+        self._markers = _alternatives(markers)
+        self._stems = tuple({marker[:2] for marker in markers})
+        self._longest = max(map(len, markers), default=0)
+        self._first_chars = _alternatives(sorted({marker[0] for marker in markers}))
+        self._last_chars = _alternatives(sorted({marker[-1] for marker in markers}))
+        parts = range(1, self._longest)
+        self._prefixes = {m[:size] for m in markers for size in parts if size < len(m)}
+        self._suffixes = {m[size:] for m in markers for size in parts if size < len(m)}
+        self._tag = ""
+
+    def find(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """
+        Where markers stand whole: (path such as messages[2].content, marker), in order.
+
+        Args:
+            row: canonical row; its messages, tools and chat_template_kwargs are looked at, the
+                keys of objects too.
+        """
+        if not any(map(self._may_hold, _texts(row))):
+            return []
+        return [
+            (path, match[0])
+            for field in _FIELDS
+            for path, text in _paths(row.get(field), field)
+            for match in self._markers.finditer(text)
+        ]
+
+    def escape(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        The row with a tag in each marker, and at each part of one where a string ends.
+
+        Returns:
+            A copy, or the row itself if it holds nothing of the kind.
+        """
+        self._tag = ""
+        texts = _texts(row)
+        if not any(map(self._places, texts)):
+            return row
+        self._tag = next(
+            tag for tag in _TAGS if not any(tag in text or _ascii(tag) in text for text in texts)
+        )
+        return {
+            field: _mapped(value, self._tagged) if field in _FIELDS else value
+            for field, value in row.items()
+        }
+
+    def unescape(self, rendered: Rendered) -> Rendered:
+        """
+        The rendered text as it would be without tags, with cuts where they broke markers.
+
+        Args:
+            rendered: of the row that was escaped last.
+        """
+        if not self._tag:
+            return rendered
+        tags = re.compile(f"{self._tag}|{re.escape(_ascii(self._tag))}")
+        found = [match.span() for match in tags.finditer(rendered.text)]
+        if not found:
+            return rendered
+        starts = [start for start, _ in found]
+        removed = [0, *itertools.accumulate(end - start for start, end in found)]
+
+        def moved(position: int) -> int:
+            return position - removed[bisect.bisect_left(starts, position)]
+
+        text = tags.sub("", rendered.text)
+        places = [moved(start) for start in starts]
+        spans = ((moved(start), moved(end)) for start, end in rendered.spans)
+        cuts = {moved(cut) for cut in rendered.cuts}
+        for start, end in self._overlapping(text):
+            first, last = bisect.bisect_right(places, start), bisect.bisect_left(places, end)
+            cuts.update(places[first:last])
+        return Rendered(
+            text, tuple((start, end) for start, end in spans if start < end), tuple(sorted(cuts))
+        )
+
+    def num_markers(self, rendered: Rendered) -> int:
+        """
+        How many special tokens the text is meant to hold, allowed ones included. More special ids
+        than that come from text that the tokenizer's normalizer made a marker.
+        """
+        return sum(len(self._every.findall(piece)) for piece in text_pieces(rendered))
+
+    def _may_hold(self, text: str) -> bool:
+        for stem in self._stems:  # noqa: SIM110  any() would take most of the time of short strings
+            if stem in text:
+                return True
+        return False
+
+    def _overlapping(self, text: str) -> Iterator[tuple[int, int]]:
+        """
+        From and to where the longest marker reaches, for each character that begins one.
+        """
+        match = self._markers.search(text)
+        while match:
+            yield match.span()
+            match = self._markers.search(text, match.start() + 1)
+
+    def _places(self, text: str) -> list[int]:
+        """
+        Where tags belong, in order.
+        """
+        places: set[int] = set()
+        if self._may_hold(text):
+            places.update(start + 1 for start, _ in self._overlapping(text))
+        tail = text.rstrip()
+        for match in self._first_chars.finditer(tail, len(tail) - self._longest):
+            if tail[match.start() :] in self._prefixes:
+                places.add(len(tail))
+        head = text.lstrip()
+        for match in self._last_chars.finditer(head, 0, self._longest):
+            if head[: match.end()] in self._suffixes:
+                places.add(len(text) - len(head))
+        return sorted(places) if places else []
+
+    def _tagged(self, text: str) -> str:
+        places = self._places(text)
+        if not places:
+            return text
+        return self._tag.join(
+            text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))
+        )
+
+
+def _alternatives(markers: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)) if markers else r"(?!)")
+
+
+def _ascii(tag: str) -> str:
+    """
+    As JSON spells it in ASCII.
+    """
+    return json.dumps(tag)[1:-1]
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    """
+    Every string of a row that reaches the template, keys of objects included.
+    """
+    found: list[str] = []
+    left: list[Any] = [row.get(field) for field in _FIELDS]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return found
+
+
+def _paths(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """
+    The same below a value, each with its path.
+    """
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            if isinstance(key, str):
+                yield f"{path} (key)", key
+            yield from _paths(entry, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _paths(entry, f"{path}[{index}]")
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_mapped(key, change): _mapped(entry, change) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(entry, change) for entry in value]
+    return value
