@@ -11,9 +11,10 @@ from typing import Any
 
 # Chromium reads its commands from descriptor 3 and answers on 4.
 _LAUNCH = """
-import os, sys
-commands, answers = (os.dup(int(fd)) for fd in sys.argv[1:3])
-os.dup2(os.dup(commands), 3), os.dup2(answers, 4)
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, 10) for fd in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _FLAGS = (
@@ -55,15 +56,18 @@ class Browser:
         self._seen: list[str] = []
         self.messages: list[str] = []
         """What the console said, errors and blocked resources included."""
-        targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(target["targetId"] for target in targets if target["type"] == "page")
-        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
 
     def __enter__(self) -> "Browser":
-        """Return itself."""
+        """Open a page; return itself."""
+        try:
+            page = self.call("Target.createTarget", url="about:blank")["targetId"]
+            attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
+            self._session = attached["sessionId"]
+            for domain in ("Page", "Runtime", "Log"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
