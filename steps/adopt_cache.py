@@ -19,7 +19,8 @@ class AdoptCacheConfig:
     tokenizer: Any
     """Folder with tokenizer.json that the recipe uses: a path, or the step that fetches it."""
     template: str
-    """Jinja text of the chat template that the recipe uses and its export carries."""
+    """Jinja text of the chat template that the recipe uses and its export carries; empty: the
+    tokenizer's own."""
     accept: tuple[str, ...] = ()
     """Differences to allow, each as the check's error words it."""
 
@@ -38,13 +39,15 @@ def adopt_cache(config: AdoptCacheConfig, output_path: str) -> dict[str, Any]:
     """
     from neve import progress
     from neve_chat.cache_check import cache_splits, check_cache  # lazy: tensorstore
+    from neve_chat.templates import tokenizer_template
     from neve_chat.tokens import ChatTokenizer  # lazy: tokenizers
 
     tokenizer = ChatTokenizer(str(config.tokenizer))
+    template = config.template or tokenizer_template(str(config.tokenizer)).text
     results: dict[str, Any] = {}
     for split, path in cache_splits(output_path).items():
         facts = check_cache(
-            path, tokenizer=tokenizer, template=config.template, accept=config.accept, full=True
+            path, tokenizer=tokenizer, template=template, accept=config.accept, full=True
         )
         results[split] = facts.as_json()
         progress.message(

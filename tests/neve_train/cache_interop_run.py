@@ -2,9 +2,9 @@
 
     python cache_interop_run.py FOLDER
 
-FOLDER holds tokenizer/, template.jinja, in/*.jsonl, ours/ (a finished cache of them) and lengths/
-(the rows of fixed lengths, in both layouts). Levanter's caches are written to theirs/ and
-theirs_sharded/. Prints one JSON object.
+FOLDER holds tokenizer/, template.jinja, in/*.jsonl, ours/ (a finished cache of them), lengths/ (the
+rows of fixed lengths, in both layouts) and eos/ (three rows with end tokens inside). Levanter's
+caches are written to theirs/, theirs_sharded/ and theirs_flat/. Prints one JSON object.
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from haliax import Axis
 from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
 from levanter.data.text.formats import ChatLmDatasetFormat
@@ -23,6 +24,9 @@ from levanter.store.cache import (
     TreeCache,
     consolidate_shard_cache_ledgers,
 )
+from neve_chat.cache_reader import CacheReader
+from neve_chat.row_plan import SEGMENT, RowPlan
+from neve_train.planned_rows import PlannedRows
 
 
 class Messages(logging.Handler):
@@ -134,6 +138,18 @@ def weights(folder: Path) -> dict[str, Any]:
     return found
 
 
+def packed(folder: Path) -> list[list[Any]]:
+    """Returns tokens and loss weights of two planned rows: conversations 0 and 1, and 2."""
+    rows = [(0, 0, 0, 5), (0, 1, 0, 3), (0, 2, 0, 6)]
+    plan = RowPlan(np.array(rows, SEGMENT), np.array([2, 3]))
+    readers = [CacheReader(str(folder / "eos/train"))]
+    planned = PlannedRows(plan, readers, Axis("position", 8)).as_sync_dataset()
+    return [
+        [planned[index].tokens.array.tolist(), planned[index].loss_weight.array.tolist()]
+        for index in range(2)
+    ]
+
+
 def main(folder: Path) -> dict[str, Any]:
     """Returns what the tests compare."""
     messages = Messages()
@@ -145,6 +161,7 @@ def main(folder: Path) -> dict[str, Any]:
         "loaded": load(folder, urls, messages),
         "other_template": load_as_other(folder, messages),
         "weights": weights(folder),
+        "packed": packed(folder),
     }
 
 

@@ -27,6 +27,12 @@ from tests.neve_chat.tiny_tokenizer import build_tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("cache_interop_run.py")
 LENGTHS = (20, 30, 50, 10, 200, 64, 40)
+EOS_ROWS = (
+    ([3, 10, 1, 11, 1], [0, 0, 0, 1, 1]),
+    ([3, 12, 1], [0, 1, 1]),
+    ([3, 13, 1, 14, 15, 1], [0, 1, 1, 1, 1, 1]),
+)
+"""Ids, 1 ends a turn, and masks."""
 TEMPLATE = load_template("marin").text
 
 
@@ -86,6 +92,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenize_chat(config, str(root / "ours"))
     write_lengths(root / "lengths")
+    with TreeCacheWriter(
+        str(root / "eos/train"), scratch=root / "scratch", preprocessor_metadata={}
+    ) as writer:
+        for ids, mask in EOS_ROWS:
+            writer.append(np.array(ids, np.int32), np.array(mask, np.int32))
     return root
 
 
@@ -191,3 +202,14 @@ def test_levanter_warns_of_another_template_and_we_refuse(
         check_cache(str(tmp_path / "cache"), template=other)
 
     assert any("Metadata mismatch" in text for text in levanter["other_template"])
+
+
+def test_masks_survive_packing_whatever_the_token(levanter: dict[str, Any]) -> None:
+    """An end token inside a row changes no weight, and padding has none (trl 3728, nanochat 582)."""
+    # The weight of a position is that of the token after it, so each mask moves left by one and
+    # the end of a conversation predicts nothing: 2 + 2 and 5 trained tokens, as in the rows.
+    assert levanter["packed"] == [
+        [[3, 10, 1, 11, 1, 3, 12, 1], [0, 0, 1, 1, 0, 1, 1, 0]],
+        [[3, 13, 1, 14, 15, 1, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]],
+    ]
+    assert sum(sum(weights) for _, weights in levanter["packed"]) == 9

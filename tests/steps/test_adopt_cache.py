@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_adopting_refuses_another_template(cache: Path, tokenizer: Path) -> None
     word = str(error.value).rpartition('accept=("')[2].removesuffix('",).')
     accepted = AdoptCacheConfig(tokenizer=str(tokenizer), template=TEMPLATE + "\n", accept=(word,))
     assert adopt_cache(accepted, str(cache))["train"]["rows"] == 3
+
+
+def test_adopting_can_take_the_tokenizers_own_template(
+    cache: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """
+    Without a template the one in the tokenizer's folder is what the cache must have been made with.
+    """
+    own = Path(shutil.copytree(tokenizer, tmp_path / "own"))
+    config = AdoptCacheConfig(tokenizer=str(own), template="")
+    (own / "chat_template.jinja").write_text(TEMPLATE)
+
+    assert adopt_cache(config, str(cache))["train"]["rows"] == 3
+
+    (own / "chat_template.jinja").write_text(TEMPLATE + "!")
+    with pytest.raises(ChatInputError, match="chat template: the cache has"):
+        adopt_cache(config, str(cache))
 
 
 RECIPE = """
