@@ -58,6 +58,12 @@ class TransformConversationsConfig:
                 "transform: max_rejected_fraction must be between 0 and 1, "
                 f"got {self.max_rejected_fraction}. Pass a share of the rows."
             )
+        num_processes = getattr(self.num_processes, "value", self.num_processes)
+        if num_processes is not None and num_processes < 1:
+            raise ChatInputError(
+                f"transform: num_processes must be at least 1, got {num_processes}. Pass "
+                "unhashed(None) for one on each core."
+            )
         if self.layout != _LAYOUT:
             raise ChatInputError(
                 f"transform: layout must be {_LAYOUT}, the only form that is written, got "
