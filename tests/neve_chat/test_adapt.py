@@ -69,6 +69,7 @@ def bad_arguments(arguments: str) -> dict[str, Any]:
         ({"messages": [{"from": "human"}]}, "malformed turn", "no key 'role'"),
         (bad_arguments('{"city": "Oslo"'), "bad tool arguments", "'get_weather', call 'c9'"),
         (bad_arguments("[1, 2]"), "bad tool arguments", "must be an object"),
+        (bad_arguments('"{}"'), "bad tool arguments", "must be an object"),
         ({**turns(*QA), "tools": "{"}, "bad tools", "not JSON"),
     ],
 )

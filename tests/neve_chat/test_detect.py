@@ -141,6 +141,10 @@ def test_choose_finds_the_only_schema_that_fits(
             ["ConversationSchema(kind='preference')", "ConversationSchema()"],
         ),
         (
+            {"prompt": "q", "chosen": json.dumps(TURNS), "rejected": json.dumps(TURNS)},
+            ["conversation_column='chosen'", "conversation_column='rejected'"],
+        ),
+        (
             {"question": "q", "answer": "42", "solution": "a"},
             ["response_column='answer'", "response_column='solution'"],
         ),

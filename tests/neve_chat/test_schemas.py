@@ -9,9 +9,10 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 from neve_chat.adapt import Conversation, RowAdapter, RowRejected
 from neve_chat.errors import ChatInputError
-from neve_chat.schemas import ConversationSchema
+from neve_chat.schemas import KINDS, ConversationSchema
 
 
 def adapt(row: dict[str, Any], **schema: Any) -> Conversation:
@@ -411,3 +412,78 @@ def test_schemas_and_policies_are_light_to_import() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+VALUES = strategies.recursive(
+    strategies.sampled_from([None, True, 1, "", "text", "user", "analysis", "functions.f", "[{}]"]),
+    lambda inner: (
+        strategies.lists(inner, max_size=2)
+        | strategies.dictionaries(
+            strategies.sampled_from(["role", "name", "function", "content", "type", "text"]),
+            inner,
+            max_size=2,
+        )
+    ),
+    max_leaves=4,
+)
+TURN = strategies.fixed_dictionaries(
+    {
+        "role": strategies.sampled_from(["user", "assistant", "tool", "functions.f"]),
+        "from": strategies.sampled_from(["human", "gpt", "function_call"]),
+        "content": strategies.sampled_from(["q", "<think>t</think>a", "<tool_response>{"]) | VALUES,
+        "value": strategies.sampled_from(["a", '{"name": "f"}']),
+        "name": strategies.sampled_from([0.5, "f"]),
+    },
+    optional=dict.fromkeys(["channel", "recipient", "tool_calls", "reasoning"], VALUES),
+)
+CELLS = strategies.lists(TURN, min_size=1, max_size=4) | strategies.just("text") | VALUES
+KIND_SCHEMAS = [
+    ConversationSchema(kind=kind, reasoning_tags=("<think>", "</think>"))
+    for kind in KINDS
+    if kind != "auto"
+] + [
+    ConversationSchema(kind="instruction", metric_key="name"),
+    ConversationSchema(kind="instruction", use_first_response=True),
+]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    data=strategies.data(),
+    schema=strategies.sampled_from(KIND_SCHEMAS),
+    is_padded=strategies.booleans(),
+)
+def test_any_row_is_kept_or_refused(
+    data: strategies.DataObject, schema: ConversationSchema, is_padded: bool
+) -> None:
+    """
+    No row of JSON values ends a run: it becomes canonical messages or a reason, and stays as it is.
+    """
+    required = dict.fromkeys(schema.required_columns(), CELLS)
+    optional = dict.fromkeys(schema.optional_columns(), strategies.just("s") | VALUES)
+    row = data.draw(strategies.fixed_dictionaries(required, optional=optional))
+    before = repr(row)
+    adapter = RowAdapter(schema)
+
+    try:
+        conversation = adapter.adapt(row, is_padded=is_padded)
+    except RowRejected:
+        conversation = None
+
+    assert repr(row) == before
+    if conversation is not None:
+        roles = {message["role"] for message in conversation.messages}
+        assert "assistant" in roles <= {"user", "assistant", "system", "tool"}
+        assert all(list(m)[:2] == ["role", "content"] for m in conversation.messages)
+
+
+@pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": -Infinity}', "[" * 100_000])
+def test_what_python_reads_and_json_does_not_is_no_argument(arguments: str) -> None:
+    """
+    NaN would be written as null, and deep nesting would end the run.
+    """
+    call = {"name": "f", "arguments": arguments}
+    row = {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
+
+    with pytest.raises(RowRejected, match="bad tool arguments: turn 1, function 'f'"):
+        adapt(row)

@@ -10,7 +10,7 @@ from typing import Any
 
 from neve_chat.checks import RowRejected
 
-__all__ = ["drop_padding", "parse_json", "short", "split_reasoning", "text_of"]
+__all__ = ["drop_padding", "load_json", "parse_json", "short", "split_reasoning", "text_of"]
 
 
 def text_of(content: Any, where: str) -> str | None:
@@ -68,15 +68,32 @@ def drop_padding(value: Any) -> Any:
     return value
 
 
-def parse_json(text: str, reason: str, where: str) -> Any:
+def load_json(text: str) -> Any:
     """
     The value of a JSON text.
+
+    Raises:
+        ValueError: it isn't JSON; NaN, infinities and thousands of nested levels aren't either.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def parse_json(text: str, reason: str, where: str) -> Any:
+    """
+    The value of a JSON text in a row.
 
     Raises:
         RowRejected: for this reason, with the place and the text.
     """
     try:
-        return json.loads(text)
+        return load_json(text)
     except ValueError as error:
         raise RowRejected(reason, f"{where}: not JSON ({error}): {short(text)}") from error
 

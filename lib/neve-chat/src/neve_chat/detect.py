@@ -8,13 +8,12 @@ error: it never guesses.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from neve_chat.column_values import ROLE_KEYS, ColumnValues, role_counts
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 
@@ -22,7 +21,7 @@ __all__ = ["NUM_ROWS_LOOKED_AT", "Proposal", "choose_schema", "propose_schemas"]
 
 NUM_ROWS_LOOKED_AT = 100
 """Rows that are enough to look at."""
-_ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
+_CONTENT_KEYS = ("content", "value")
 _TURN_KIND_OF_KEYS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 _INSTRUCTION_COLUMNS = ("instruction", "prompt", "question", "query", "problem")
 _RESPONSE_COLUMNS = ("response", "output", "completion", "answer", "solution")
@@ -30,8 +29,6 @@ _COMPLETION_COLUMNS = ("responses", "completions", "outputs", "answers", "infere
 _COMPLETION_KEYS = ("content", "text", "response", "completion", "answer")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _CHANNELS = ("analysis", "commentary", "final")
-_MAX_ROLE_VALUES = 12
-_MAX_ROLE_CHARS = 40
 _AUTO = ConversationSchema(kind="auto")
 
 
@@ -63,7 +60,7 @@ def propose_schemas(
         rows: the first rows.
         base: of kind auto; its role values and whatever else it states hold for every proposal.
     """
-    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT], base)
+    columns = _Rows(rows[:NUM_ROWS_LOOKED_AT], base)
     preferences = list(_preference_proposals(columns))
     taken = {"chosen", "rejected", "prompt"} if preferences else set()
     proposals = preferences
@@ -102,8 +99,9 @@ def choose_schema(
             f"layout of {where}: exactly one schema must fit the rows, got {len(proposals)} that "
             f"do: {listed}. Pass the one you mean as schema."
         )
-    columns = _Columns(rows[:NUM_ROWS_LOOKED_AT], base)
-    listed = "; ".join(columns.describe(column) for column in columns.values) or "none"
+    columns = _Rows(rows[:NUM_ROWS_LOOKED_AT], base)
+    known = base.role_map()
+    listed = "; ".join(columns.describe(column, known) for column in columns.values) or "none"
     raise ChatInputError(
         f"layout of {where}: one of the known schemas must fit the rows, got these columns: "
         f"{listed}. Pass schema=ConversationSchema(kind='messages', conversation_column=..., "
@@ -113,19 +111,14 @@ def choose_schema(
     )
 
 
-class _Columns:
+class _Rows(ColumnValues):
     """
-    The values of each column that aren't null, and what they have in common.
+    The rows' columns, and the schema on which proposals are built.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], base: ConversationSchema) -> None:
+        super().__init__(rows)
         self.base = base
-        self.values: dict[str, list[Any]] = {}
-        for row in rows:
-            for name, value in row.items():
-                known = self.values.setdefault(name, [])
-                if value is not None:
-                    known.append(value)
 
     def schema(self, kind: str, **fields: Any) -> ConversationSchema:
         """
@@ -135,64 +128,10 @@ class _Columns:
         told = {name: value for name, value in fields.items() if getattr(usual, name) != value}
         return replace(self.base, kind=kind, **told)
 
-    def is_text(self, column: str) -> bool:
-        values = self.values.get(column, [])
-        return all(isinstance(value, str) for value in values) and any(map(str.strip, values))
 
-    def objects(self, column: str) -> list[Mapping[str, Any]]:
-        """
-        All objects of a column whose every value is a list of objects, or JSON text of one; else
-        none.
-        """
-        lists = [_parsed(value) for value in self.values.get(column, [])]
-        if not all(isinstance(items, list) for items in lists):
-            return []
-        found = [item for items in lists for item in items]
-        return found if all(isinstance(item, Mapping) for item in found) else []
-
-    def describe(self, column: str) -> str:
-        objects = self.objects(column)
-        if not objects:
-            types = sorted({type(value).__name__ for value in self.values[column]})
-            return f"{column} ({' or '.join(types) or 'only null'})"
-        keys = list(dict.fromkeys(key for item in objects for key in item))
-        role_keys = [key for key in _ROLE_KEYS if key in keys] or keys
-        counts = {key: _role_counts(objects, key) for key in role_keys}
-        seen = "".join(
-            f"; {key} has {self._counts_text(counts[key])}" for key in keys if counts.get(key)
-        )
-        return f"{column} (list of objects with {', '.join(keys)}{seen})"
-
-    def _counts_text(self, counts: Mapping[str, int]) -> str:
-        known = self.base.role_map()
-        return ", ".join(
-            f"{value!r} x{count:,}{'' if value in known else ' (unknown)'}"
-            for value, count in counts.items()
-        )
-
-
-def _parsed(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            pass
-    return value
-
-
-def _role_counts(objects: Sequence[Mapping[str, Any]], key: str) -> Counter[str]:
-    """
-    Counts of a key's values where they look like roles: short, few and in every object.
-    """
-    values = [item.get(key) for item in objects]
-    counts = Counter(value for value in values if isinstance(value, str))
-    is_role = counts.total() == len(values) and len(counts) <= _MAX_ROLE_VALUES
-    return counts if is_role and all(len(v) <= _MAX_ROLE_CHARS for v in counts) else Counter()
-
-
-def _turn_proposals(columns: _Columns, column: str) -> Iterator[Proposal]:
+def _turn_proposals(columns: _Rows, column: str) -> Iterator[Proposal]:
     turns = columns.objects(column)
-    for keys in product(_ROLE_KEYS, _CONTENT_KEYS):
+    for keys in product(ROLE_KEYS, _CONTENT_KEYS):
         kind = _TURN_KIND_OF_KEYS.get(keys, "messages")
         if kind == "messages" and any(turn.get("channel") in _CHANNELS for turn in turns):
             kind = "harmony"
@@ -209,7 +148,7 @@ def _turns_fit(
     """
     The roles' counts in words where the turns fit, else nothing.
     """
-    counts, roles = _role_counts(turns, schema.role_key), schema.role_map()
+    counts, roles = role_counts(turns, schema.role_key), schema.role_map()
     if schema.kind == "harmony":
         roles |= {v: "tool" for v in counts if v.startswith("functions.")}
     canonical = {roles.get(value) for value in counts}
@@ -230,26 +169,27 @@ def _is_content(content: Any) -> bool:
     return content is None or isinstance(content, str | list | Mapping)
 
 
-def _preference_proposals(columns: _Columns) -> Iterator[Proposal]:
+def _preference_proposals(columns: _Rows) -> Iterator[Proposal]:
     if "chosen" not in columns.values or "rejected" not in columns.values:
         return
-    has_prompt = columns.is_text("prompt") or bool(columns.objects("prompt"))
+    chosen = columns.objects("chosen", from_json=False)
+    has_prompt = columns.is_text("prompt") or bool(columns.objects("prompt", from_json=False))
     if "prompt" in columns.values and not has_prompt:
         return
     if columns.is_text("chosen") and columns.is_text("rejected") and has_prompt:
         schema = columns.schema("preference")
         yield Proposal(schema=schema, why="prompt -> user, chosen -> assistant")
-    if not columns.objects("rejected"):
+    if not columns.objects("rejected", from_json=False):
         return
-    for role_key, content_key in product(_ROLE_KEYS, _CONTENT_KEYS):
+    for role_key, content_key in product(ROLE_KEYS, _CONTENT_KEYS):
         schema = columns.schema("preference", role_key=role_key, content_key=content_key)
-        why = _turns_fit(columns.objects("chosen"), schema.resolved(), needs_user=not has_prompt)
+        why = _turns_fit(chosen, schema.resolved(), needs_user=not has_prompt)
         if why:
             prompt = "prompt, " if has_prompt else ""
             yield Proposal(schema=schema, why=f"{prompt}chosen[].{role_key}/{content_key}, {why}")
 
 
-def _text_proposals(columns: _Columns) -> Iterator[Proposal]:
+def _text_proposals(columns: _Rows) -> Iterator[Proposal]:
     for instruction, response in product(_INSTRUCTION_COLUMNS, _RESPONSE_COLUMNS):
         if not (columns.is_text(instruction) and columns.is_text(response)):
             continue
@@ -264,7 +204,7 @@ def _text_proposals(columns: _Columns) -> Iterator[Proposal]:
         yield Proposal(schema=schema, why=f"{asked} -> user, {response} -> assistant")
 
 
-def _completion_proposals(columns: _Columns) -> Iterator[Proposal]:
+def _completion_proposals(columns: _Rows) -> Iterator[Proposal]:
     for instruction, response in product(_INSTRUCTION_COLUMNS, _COMPLETION_COLUMNS):
         completions = columns.objects(response)
         if not (completions and columns.is_text(instruction)):
@@ -289,7 +229,7 @@ def _all_have(objects: Sequence[Mapping[str, Any]], key: str, kind: Any) -> bool
     return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
-def _with_system(proposal: Proposal, columns: _Columns) -> Iterator[Proposal]:
+def _with_system(proposal: Proposal, columns: _Rows) -> Iterator[Proposal]:
     """
     One variant for each column of system text; the proposal itself where there is none.
     """

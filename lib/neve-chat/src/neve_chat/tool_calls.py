@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neve_chat.checks import RowFaults, RowRejected
-from neve_chat.content import drop_padding, parse_json, short
+from neve_chat.content import drop_padding, load_json, parse_json, short
 
 __all__ = ["canonical_calls", "canonical_template_kwargs", "canonical_tools", "unwrap_response"]
 
@@ -60,7 +60,7 @@ def _arguments(arguments: Any, place: str, faults: RowFaults) -> Any:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except ValueError as error:
             problem = f"not JSON ({error})"
     if isinstance(value, Mapping):
@@ -79,7 +79,7 @@ def unwrap_response(message: dict[str, Any], notes: list[str]) -> None:
         return
     inner = content.strip().removeprefix(_RESPONSE_OPEN).removesuffix(_RESPONSE_CLOSE)
     try:
-        reply = json.loads(inner)
+        reply = load_json(inner)
     except ValueError:
         reply = None
     if (
