@@ -31,7 +31,7 @@ def find_schema(files: Sequence[InputFile], schema: ConversationSchema, where: s
         ChatInputError: no rows, no schema fits, or more than one does.
     """
     rows = list(itertools.islice(_rows(files), NUM_ROWS_LOOKED_AT))
-    proposal = choose_schema(rows, where)
+    proposal = choose_schema(rows, where, schema)
     usual = ConversationSchema(kind="auto")
     given = {
         field.name: getattr(schema, field.name)
