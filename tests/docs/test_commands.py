@@ -60,6 +60,19 @@ def test_compose_a_recipe_runs_as_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_see_your_data_runs_as_shown(tmp_path: Path) -> None:
+    """Every way to look at tokenized conversations works on a recipe that was only tokenized."""
+    printed = run_page("howto/see_your_data.md", tmp_path, tmp_path / "prefix")
+
+    assert "⟦1, 2, 3.<|eot_id|>⟧" in printed
+    assert "<|im_start|> (" in printed
+    assert "exit code 2" in printed
+    assert "tokens per conversation" in printed
+    assert (tmp_path / "my_chat.html").read_text().count('class="card conversation"') == 20
+    assert not (tmp_path / "prefix" / "checkpoints").exists()
+
+
+@pytest.mark.full
 def test_first_run_runs_as_shown(tmp_path: Path) -> None:
     """The tiny recipe learns: held-out loss ends below both baselines, and the second run starts nothing."""
     printed = run_page("tutorial/first_run.md", tmp_path, tmp_path / "prefix")
@@ -76,7 +89,9 @@ def test_every_run_block_is_in_a_tested_page() -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     running = {page for page in pages if any("run" in options for _, options, _ in blocks(page))}
 
-    assert running == {"tutorial/first_run.md", "tutorial/compose_a_recipe.md"}
+    assert running == {
+        "tutorial/first_run.md", "tutorial/compose_a_recipe.md", "howto/see_your_data.md",
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from neve.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 _RECIPE = """
@@ -41,8 +42,6 @@ def build(options):
 if __name__ == "__main__":
     executor_main(build)
 """
-
-Neve = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,6 @@ class Workplace:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def refusal(self, *words: str) -> str:
-        """
-        The one line that `neve preview` refuses with.
-        """
-        done = self.run("neve.cli", "preview", *words)
-        assert (done.returncode, done.stdout) == (2, ""), done
-        assert done.stderr.startswith("Error: ")
-        return done.stderr
-
     def output(self, name: str) -> Path:
         """
         The output path of a built step.
@@ -126,6 +116,29 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Work
     return made
 
 
+@pytest.fixture
+def refusal(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """
+    Runs `neve preview` in this process, which is faster, and returns the line it refuses with.
+    """
+    monkeypatch.chdir(place.folder)
+    monkeypatch.syspath_prepend(str(place.folder))
+    for name, value in place.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def refuse(*words: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["preview", *words])
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out) == (2, "")
+        assert err.startswith("Error: ")
+        return err
+
+    return refuse
+
+
 def test_preview_of_a_recipe_shows_its_data_set(place: Workplace) -> None:
     """
     The first conversations, decoded from the cache, with counts, id and place of the first.
@@ -141,24 +154,26 @@ def test_preview_of_a_recipe_shows_its_data_set(place: Workplace) -> None:
     assert "\x1b" not in shown
 
 
-def test_preview_of_a_recipe_says_how_to_build_what_is_missing(place: Workplace) -> None:
+def test_preview_of_a_recipe_says_how_to_build_what_is_missing(
+    place: Workplace, refusal: Callable[..., str]
+) -> None:
     """
     A data set that isn't tokenized is refused with the command that builds it; nothing is built.
     """
     before = sorted(path.name for path in place.prefix.rglob("*"))
 
-    refusal = place.refusal("toy_recipe")
+    said = refusal("toy_recipe")
 
-    assert "data set beta: must be tokenized" in refusal
-    assert "Run: python -m toy_recipe --only tokenized/beta" in refusal
+    assert "data set beta: must be tokenized" in said
+    assert "Run: python -m toy_recipe --only tokenized/beta" in said
     assert sorted(path.name for path in place.prefix.rglob("*")) == before
 
 
-def test_preview_names_the_data_sets_there_are(place: Workplace) -> None:
+def test_preview_names_the_data_sets_there_are(refusal: Callable[..., str]) -> None:
     """
     An unknown --source lists the recipe's.
     """
-    assert "It has alpha, beta." in place.refusal("toy_recipe", "--source", "gamma")
+    assert "It has alpha, beta." in refusal("toy_recipe", "--source", "gamma")
 
 
 @pytest.mark.parametrize(
@@ -178,12 +193,12 @@ def test_preview_names_the_data_sets_there_are(place: Workplace) -> None:
     ],
 )
 def test_preview_refuses_with_a_sentence(
-    words: tuple[str, ...], message: str, place: Workplace
+    words: tuple[str, ...], message: str, refusal: Callable[..., str]
 ) -> None:
     """
     Wrong targets and options end with exit code 2, a sentence and no traceback.
     """
-    assert message in place.refusal(*words)
+    assert message in refusal(*words)
 
 
 def test_preview_of_an_output_by_the_beginning_of_its_name(place: Workplace) -> None:
@@ -218,7 +233,9 @@ def test_preview_of_a_lone_cache_needs_no_step(place: Workplace, tmp_path: Path)
     )
 
 
-def test_preview_refuses_another_tokenizer(place: Workplace, tmp_path: Path) -> None:
+def test_preview_refuses_another_tokenizer(
+    place: Workplace, refusal: Callable[..., str], tmp_path: Path
+) -> None:
     """
     Ids decoded by another tokenizer would be nonsense that looks like text.
     """
@@ -227,9 +244,9 @@ def test_preview_refuses_another_tokenizer(place: Workplace, tmp_path: Path) -> 
     text = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|im_fin|>"))
 
-    refusal = place.refusal("tokenized/alpha", "--tokenizer", str(other))
+    said = refusal("tokenized/alpha", "--tokenizer", str(other))
 
-    assert "must be the one that made" in refusal
+    assert "must be the one that made" in said
 
 
 def test_preview_of_conversations_equals_that_of_their_cache(place: Workplace) -> None:

@@ -20,6 +20,8 @@ from neve_chat.errors import ChatInputError
 from neve_chat.preview_page import page_html
 from neve_chat.preview_source import open_source
 
+from tests.neve_chat.tiny_tokenizer import build_tokenizer
+
 HOSTILE = (
     "</div></mark></style></script><script>document.title='owned'</script>"
     "<img src=x onerror=\"document.title='owned'\"><!-- {{ 7 * 7 }} &amp; \x00\x1b\u202e"
@@ -165,6 +167,30 @@ def test_page_counts_when_asked(tmp_path: Path, tokenizer_path: str) -> None:
     assert "Conversations2" not in re.sub(r"\s", "", silent)
     assert "Conversations2" in re.sub(r"\s", "", counted)
     assert "Tokens per conversation" in counted
+
+
+def test_conversations_need_a_template_that_fits(tmp_path: Path) -> None:
+    """
+    Markers that the tokenizer spells in letters are refused before anything is shown.
+    """
+    tokenizer = build_tokenizer(tmp_path / "tokenizer")
+    file = tmp_path / "rows.jsonl"
+    file.write_text("")
+
+    with pytest.raises(ChatInputError, match=r"<\|assistant\|> \(\d+ tokens\)"):
+        open_source(str(file), tokenizer=str(tokenizer), template=str(_foreign(tmp_path)))
+
+
+def _foreign(folder: Path) -> Path:
+    """
+    A template with a marker that the tiny tokenizer doesn't have.
+    """
+    file = folder / "foreign.jinja"
+    file.write_text(
+        "{% for m in messages %}{% generation %}<|assistant|>{{ m.content }}<|im_end|>"
+        "{% endgeneration %}{% endfor %}"
+    )
+    return file
 
 
 @pytest.mark.parametrize(

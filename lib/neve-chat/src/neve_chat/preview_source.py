@@ -21,7 +21,8 @@ from neve_chat.cache_reader import CacheReader
 from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer, TemplateRefusal
 from neve_chat.statistics import SplitCounts
-from neve_chat.templates import check_generation_marks, load_template
+from neve_chat.template_check import check_template_fits
+from neve_chat.templates import check_generation_marks, load_template, tokenizer_template
 from neve_chat.tokens import ChatTokenizer, Tokens
 from neve_chat.transform import SUMMARY_NAME, iter_conversations
 from neve_chat.zstd import open_zstd
@@ -103,7 +104,8 @@ def open_source(
             or file of canonical conversations.
         split: which split of a cache with several.
         tokenizer: folder with tokenizer.json; None: the one that made the cache.
-        template: name or file of a chat template; needed for conversations, and only there.
+        template: name or file of a chat template, or "tokenizer" for its own; needed for
+            conversations, and only there.
         name: what to call it; None: the name of the step, or of the folder.
 
     Raises:
@@ -167,8 +169,9 @@ class CacheSource:
                     f"{int(tokens.ids.max())} with ids below {self.tokenizer.id_limit}. "
                     "Pass the tokenizer that made the cache with --tokenizer."
                 )
-            is_example = self._example.get("input_ids") == tokens.ids.tolist()
-            known = self._example if is_example else {}
+            # The step keeps its first conversation, which is the first row of one split.
+            is_first = row == 0 and self._example.get("input_ids") == tokens.ids.tolist()
+            known = self._example if is_first else {}
             yield Shown(row=row, tokens=tokens, row_id=known.get("id"), source=known.get("source"))
 
     def known_counts(self) -> SplitCounts | None:
@@ -236,10 +239,13 @@ class ConversationSource:
         self.name = name or path.rstrip("/").rsplit("/", 1)[-1]
         self.tokenizer = ChatTokenizer(tokenizer)
         chosen = load_template(template)
+        if not chosen.text:
+            chosen = tokenizer_template(tokenizer)
         check_generation_marks(chosen.name, chosen.text)
         self._renderer = ChatRenderer(
             chosen.text, special_tokens=self.tokenizer.special_tokens, name=chosen.name
         )
+        check_template_fits(self._renderer, self.tokenizer, chosen.name, tokenizer)
         summary = _json_or_none(storage.join(path, SUMMARY_NAME)) or {}
         self.facts: Mapping[str, Any] = {
             **summary,
@@ -304,9 +310,8 @@ class ConversationSource:
                 yield row
 
     def _shown(self, index: int, row: dict[str, Any]) -> Shown:
-        kwargs = row.get("chat_template_kwargs") or {}
         try:
-            rendered = self._renderer.render(row["messages"], tools=row.get("tools"), **kwargs)
+            rendered = self._renderer.render_row(row)
         except TemplateRefusal as refusal:
             raise ChatInputError(
                 f"row {index} of {self.path}: must fit the template, got {refusal}. "
