@@ -34,7 +34,7 @@ class FileInfo:
     size: int
     """Size in bytes."""
     version: str = ""
-    """What a store changes with the content: generation, checksum or ETag; empty for local files."""
+    """What a store changes with the content: checksum, ETag or generation; empty for local files."""
 
 
 def is_local(path: str) -> bool:
@@ -244,8 +244,9 @@ def file_info(path: str) -> FileInfo:
 
 
 def _file_info(name: str, info: dict[str, Any]) -> FileInfo:
-    version = info.get("generation") or info.get("ETag") or info.get("etag") or ""
-    return FileInfo(name=name, size=int(info.get("size") or 0), version=str(version).strip('"'))
+    known = (info.get(key) for key in ("md5Hash", "crc32c", "ETag", "etag", "generation"))
+    version = next((str(value).strip('"') for value in known if value), "")
+    return FileInfo(name=name, size=int(info.get("size") or 0), version=version)
 
 
 def list_names(path: str) -> list[str]:
