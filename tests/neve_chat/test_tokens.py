@@ -217,6 +217,7 @@ def test_auto_goes_over_to_fastokens_with_the_same_results(kind_paths: dict[str,
 
     first = tokenizer.encode_rendered([rendered])
     names = [tokenizer.encoder_name]
+    last = first
     for _ in range(6):
         last = tokenizer.encode_rendered([rendered])
         names.append(tokenizer.encoder_name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,19 +105,15 @@ class FastEncoder:
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self._is_nfc = tokenizer.get("normalizer") is not None
-        self._is_trimmed = any(
+        self._is_trimmed = is_trimmed = any(
             part.get("trim_offsets")
             for part in _flat(tokenizer.get("post_processor"), "processors")
         )
-        tokens = {index: (token, len) for token, index in tokenizer["model"]["vocab"].items()}
+        sizes = np.zeros((3, 1 + max(_ids(tokenizer))), dtype=np.int32)
+        for token, index in tokenizer["model"]["vocab"].items():
+            sizes[:, index] = _sizes(token, len, is_trimmed)
         for added in tokenizer.get("added_tokens") or []:
-            tokens[added["id"]] = (added["content"], _num_utf8_bytes)
-        sizes = np.zeros((3, max(tokens) + 1), dtype=np.int32)
-        for index, (token, size) in tokens.items():
-            sizes[0, index] = size(token)
-            if self._is_trimmed:
-                sizes[1, index] = size(token) - size(token.lstrip(_SPACES))
-                sizes[2, index] = size(token) - size(token.rstrip(_SPACES))
+            sizes[:, added["id"]] = _sizes(added["content"], _num_utf8_bytes, is_trimmed)
         self._num_bytes, self._num_leading, self._num_trailing = sizes
 
     def accepts(self, text: str) -> bool:
@@ -216,6 +212,22 @@ def _byte_spans(
             spans = np.append(starts, end - start)[spans]
         parts.append(spans + start)
     return np.concatenate(parts)
+
+
+def _ids(tokenizer: Mapping[str, Any]) -> Iterator[int]:
+    yield from tokenizer["model"]["vocab"].values()
+    yield from (added["id"] for added in tokenizer.get("added_tokens") or [])
+
+
+def _sizes(token: str, size: Callable[[str], int], is_trimmed: bool) -> tuple[int, int, int]:
+    """
+    Bytes in all, in the spaces in front, in the spaces behind; these 0 if nothing is trimmed.
+    """
+    num_bytes = size(token)
+    if not is_trimmed:
+        return num_bytes, 0, 0
+    leading = num_bytes - size(token.lstrip(_SPACES))
+    return num_bytes, leading, num_bytes - size(token.rstrip(_SPACES))
 
 
 def _num_utf8_bytes(text: str) -> int:
