@@ -1,6 +1,6 @@
-"""Step: how many rows and tokens each data set gives, and how many train steps that makes.
+"""Step: the exact rows of a training, in their order: mixed, cut or dropped, packed, shuffled.
 
-Reads row lengths only. Refuses here, before weights are fetched, what training could not do.
+Reads lengths and masks only. Refuses here, before weights are fetched, what training could not do.
 """
 
 from __future__ import annotations
@@ -10,115 +10,236 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from neve.errors import InputError
+from neve_chat.mixture_rules import (
+    LONG_CONVERSATIONS,
+    MIXINGS,
+    PACKINGS,
+    check_mixture,
+    resolve_mixing,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
+    from neve_chat.fitting import FittedRows
+    from neve_chat.row_plan import PlannedTraining, RowPlan
 
-PACKINGS = ("separate", "packed")
-_MAX_SEGMENTS = 64  # conversations of a packed row, as in training
-LONG_CONVERSATIONS = ("drop", "truncate", "error")
+__all__ = [
+    "LONG_CONVERSATIONS",
+    "MIXINGS",
+    "PACKINGS",
+    "MixDatasetsConfig",
+    "MixedDataset",
+    "check_mixture",
+    "mix_datasets",
+    "resolve_mixing",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedDataset:
+    """One data set of a mixture."""
+
+    name: str
+    """Name in the plan; seeds the order of its rows."""
+    cache: Any
+    """Token cache with train/ and maybe validation/: a path, or a tokenize_chat step."""
+    weight: float | None = None
+    """Share (weighted, any scale) or probability (interleave), above 0; None with concat."""
+    repeat: float = 1.0
+    """Times that an epoch of concat holds each conversation, above 0."""
+    max_conversations: int | None = None
+    """Conversations that are used at most, 1 or more, the first of a seeded order; None: all."""
+    long_conversations: str = "drop"
+    """Longer than seq_len: drop, truncate (its end), error, or first_turns, last_turns, windows,
+    which the tokenize step has carried out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixDatasetsConfig:
-    """Data sets, their weights, and the shape of a batch."""
+    """Data sets, how they are mixed, and the shape of a batch."""
 
-    names: tuple[str, ...]
-    """Name of each data set."""
-    caches: tuple[Any, ...]
-    """Token caches, one per name: paths, or tokenize_chat steps."""
-    weights: tuple[float, ...]
-    """Share of the rows drawn from each data set, above 0; normalized to sum to 1."""
+    datasets: tuple[MixedDataset, ...]
+    """Data sets, one or more, of different names."""
+    mixing: str | None = None
+    """concat, weighted, interleave_under or interleave_over; None: weighted if a data set has a
+    weight, else concat."""
     seq_len: int
     """Positions per row, tokens."""
     batch_size: int
     """Rows per train step over all devices, 1 or more."""
     num_train_steps: int | None = None
-    """Optimizer updates, 1 or more; None with num_train_epochs, or where training sets them."""
+    """Optimizer updates, 1 or more; this or num_train_epochs."""
     num_train_epochs: float | None = None
-    """Passes, above 0: an epoch draws as many rows as the data sets hold together."""
+    """Epochs, above 0; this or num_train_steps."""
     packing: str = "separate"
-    """Conversations per row: separate (one) or packed (as many as fit, in their order)."""
-    long_conversations: str = "drop"
-    """What happens to a row longer than seq_len: drop, truncate (its end) or error."""
+    """Conversations per row: separate (one) or packed (best fit, up to 64)."""
+    data_seed: int = 0
+    """Seed of every order, 0 or more."""
     model_config: Any
     """Folder with the model's config.json and tokenizer.json: a path or a step."""
 
     def __post_init__(self) -> None:
-        counts = {len(self.names), len(self.caches), len(self.weights)}
-        if counts != {len(self.names)} or not self.names:
-            raise InputError(
-                "mixture: names, caches and weights must have one entry per data set, got "
-                f"{len(self.names)}, {len(self.caches)} and {len(self.weights)}. "
-                "Give as many of each."
+        check_mixture(
+            "mixture",
+            names=[dataset.name for dataset in self.datasets],
+            mixing=self.mixing,
+            weights=[dataset.weight for dataset in self.datasets],
+            repeats=[dataset.repeat for dataset in self.datasets],
+            max_conversations=[dataset.max_conversations for dataset in self.datasets],
+        )
+        choices = [("packing", self.packing, PACKINGS)]
+        choices += [
+            (
+                f"long_conversations of {dataset.name!r}",
+                dataset.long_conversations,
+                LONG_CONVERSATIONS,
             )
-        for name, weight in zip(self.names, self.weights, strict=True):
-            if not (math.isfinite(weight) and weight > 0):
+            for dataset in self.datasets
+        ]
+        for field, value, allowed in choices:
+            if value not in allowed:
                 raise InputError(
-                    f"mixture {name!r}: weight must be a number above 0, got {weight}. "
-                    "Leave the data set out to train without it."
+                    f"mixture: {field} must be one of {', '.join(allowed)}, got {value!r}. "
+                    "Pass one of them."
                 )
-        if self.packing not in PACKINGS:
-            raise InputError(
-                f"mixture: packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}. "
-                "Pass one of them."
-            )
-        if self.long_conversations not in LONG_CONVERSATIONS:
-            raise InputError(
-                f"mixture: long_conversations must be one of {', '.join(LONG_CONVERSATIONS)}, "
-                f"got {self.long_conversations!r}. Pass one of them."
-            )
         _check_amounts(self)
 
 
 def mix_datasets(config: MixDatasetsConfig, output_path: str) -> dict[str, Any]:
-    """The output holds plan.json: rows, tokens and share of each data set, and the train steps.
+    """The output holds plan.json and the rows of training (train/) and held-out rows (validation/).
+
+    Each folder has segments.npy and row_ends.npy (neve_chat.row_plan); row r of the training is row
+    r of train/, train step s takes the batch_size rows from s * batch_size on.
 
     Returns:
-        The content of plan.json.
+        The content of plan.json: counts per data set, rows, fill, train steps.
 
     Raises:
-        InputError: seq_len or a token id is beyond the model, no row is left, or a row is too long
-            and long_conversations is "error".
+        InputError: seq_len or a token id is beyond the model.
+        ChatInputError: a cache is unfinished, no row is left of a data set, none of it is drawn, or
+            a row is too long for its rule.
     """
     from neve import progress, storage
+    from neve_chat.cache_ledger import split_path
+    from neve_chat.cache_reader import CacheReader  # lazy like the rest: numpy, tensorstore
+    from neve_chat.mixing import MixtureSource
+    from neve_chat.mixture_report import mixture_facts, mixture_table, rows_facts
+    from neve_chat.row_plan import plan_training
 
     _check_model(config)
-    sources = [
-        _read_source(name, str(cache), config)
-        for name, cache in zip(config.names, config.caches, strict=True)
-    ]
-    num_rows = sum(source["rows_packed"] for source in sources)
-    num_train_steps = config.num_train_steps
-    if config.num_train_epochs is not None:
-        num_train_steps = math.ceil(config.num_train_epochs * num_rows / config.batch_size)
-    num_rows_drawn = (num_train_steps or 0) * config.batch_size
-    _add_shares(sources, config.weights, num_rows_drawn)
+    mixing = resolve_mixing(config.mixing, [dataset.weight for dataset in config.datasets])
+    fitted = []
+    for dataset in config.datasets:
+        reader = CacheReader(split_path(str(dataset.cache), "train"))
+        fitted.append(_fit(reader, dataset, config, dataset.name, dataset.max_conversations))
+        _check_some_left(dataset, fitted[-1], config.seq_len)
+    planned = plan_training(
+        [
+            MixtureSource(
+                name=dataset.name,
+                num_rows=len(used.rows),
+                weight=dataset.weight,
+                repeat=dataset.repeat,
+            )
+            for dataset, used in zip(config.datasets, fitted, strict=True)
+        ],
+        fitted,
+        mixing=mixing,
+        packing=config.packing,
+        seq_len=config.seq_len,
+        batch_size=config.batch_size,
+        num_train_steps=config.num_train_steps,
+        num_train_epochs=config.num_train_epochs,
+        seed=config.data_seed,
+    )
+    held_out, held_out_counts = _held_out(config)
     plan = {
-        "format": 1,
+        "format": 2,
         "seq_len": config.seq_len,
         "batch_size": config.batch_size,
-        "num_rows": num_rows,
-        "num_train_steps": num_train_steps,
-        "num_train_epochs": num_rows_drawn / num_rows if num_train_steps else None,
-        "long_conversations": config.long_conversations,
-        "sources": sources,
+        "packing": config.packing,
+        "mixing": mixing,
+        "data_seed": config.data_seed,
+        **_lengths(planned),
+        **rows_facts(planned.rows, config.seq_len),
+        "sources": mixture_facts(planned, fitted),
+        "validation": {**rows_facts(held_out, config.seq_len), "sources": held_out_counts},
     }
+    planned.rows.save(storage.join(output_path, "train"))
+    held_out.save(storage.join(output_path, "validation"))
     storage.write_json(storage.join(output_path, "plan.json"), plan)
-    progress.message(_table(plan))
+    progress.message(mixture_table(plan))
     return plan
 
 
+def _lengths(planned: PlannedTraining) -> dict[str, Any]:
+    return {
+        "num_train_steps": planned.num_train_steps,
+        "num_train_epochs": round(planned.num_epochs, 6),
+        "rows_per_epoch": planned.rows_per_epoch[0],
+    }
+
+
+def _fit(
+    reader: Any, dataset: MixedDataset, config: MixDatasetsConfig, name: str, cap: int | None
+) -> FittedRows:
+    from neve_chat.fitting import fit_rows
+
+    return fit_rows(
+        reader,
+        name,
+        seq_len=config.seq_len,
+        long_conversations=dataset.long_conversations,
+        max_conversations=cap,
+        seed=config.data_seed,
+    )
+
+
+def _held_out(config: MixDatasetsConfig) -> tuple[RowPlan, list[dict[str, Any]]]:
+    """Return the held-out rows, data set after data set, and the counts of each that has any."""
+    import numpy as np
+    from neve import storage
+    from neve_chat.cache_reader import CacheReader
+    from neve_chat.row_plan import RowPlan, plan_rows
+
+    plans, counts = [], []
+    for index, dataset in enumerate(config.datasets):
+        split = storage.join(str(dataset.cache), "validation")
+        if not storage.exists(storage.join(split, "shard_ledger.json")):
+            continue
+        name = f"{dataset.name} (held out)"
+        used = _fit(CacheReader(split), dataset, config, name, None)
+        source = np.full(len(used.rows), index, dtype=np.int32)
+        plans.append(
+            plan_rows(
+                source, used.rows, used.lengths, packing=config.packing, seq_len=config.seq_len
+            )
+        )
+        counts.append(used.counts | {"source": index, "num_rows": plans[-1].num_rows})
+    return RowPlan.joined(plans), counts
+
+
+def _check_some_left(dataset: MixedDataset, used: FittedRows, seq_len: int) -> None:
+    if len(used.rows):
+        return
+    dropped = ", ".join(f"{count:,} {why}" for why, count in used.counts["dropped"].items())
+    raise InputError(
+        f"mixture {dataset.name!r}: at least one conversation must be left, got "
+        f"{used.counts['conversations']:,} rows of which {used.counts['too_long']:,} are longer "
+        f"than seq_len {seq_len:,}, up to {used.counts['longest']:,} (dropped: {dropped}). "
+        "Raise seq_len or leave the data set out."
+    )
+
+
 def _check_amounts(config: MixDatasetsConfig) -> None:
-    for field in ("seq_len", "batch_size"):
-        if getattr(config, field) < 1:
+    for field, least in (("seq_len", 1), ("batch_size", 1), ("data_seed", 0)):
+        if getattr(config, field) < least:
             raise InputError(
-                f"mixture: {field} must be 1 or more, got {getattr(config, field)}. Raise it."
+                f"mixture: {field} must be {least} or more, got {getattr(config, field)}. Raise it."
             )
     steps, epochs = config.num_train_steps, config.num_train_epochs
-    if steps is not None and epochs is not None:
+    if (steps is None) == (epochs is None):
         raise InputError(
-            "mixture: at most one of num_train_steps and num_train_epochs must be given, got "
+            "mixture: one of num_train_steps and num_train_epochs must be given, got "
             f"{steps} and {epochs}. Set one and leave the other None."
         )
     if steps is not None and steps < 1:
@@ -153,107 +274,3 @@ def _check_model(config: MixDatasetsConfig) -> None:
             f"mixture: every token id must be below the model's vocab_size {vocab_size:,}, got "
             f"{largest:,} in tokenizer.json. Use the tokenizer that belongs to the model."
         )
-
-
-def _read_source(name: str, cache: str, config: MixDatasetsConfig) -> dict[str, Any]:
-    """Return the row and token counts of one data set under the policy for long rows."""
-    import numpy as np  # lazy like tensorstore below: planning reads this module
-    from neve import storage
-    from neve_chat.cache_reader import read_row_lengths, read_trained_tokens
-
-    split = storage.join(cache, "train")
-    lengths = read_row_lengths(split)
-    is_long = lengths > config.seq_len
-    num_long = int(is_long.sum())
-    longest = int(lengths.max()) if len(lengths) else 0
-    if num_long and config.long_conversations == "error":
-        raise InputError(
-            f"mixture {name!r}: every conversation must fit in seq_len {config.seq_len:,} tokens, "
-            f"got {num_long:,} of {len(lengths):,} that are longer, up to {longest:,}. "
-            'Raise seq_len or set long_conversations to "drop" or "truncate".'
-        )
-    is_used = ~is_long if config.long_conversations == "drop" else np.ones_like(is_long)
-    if not is_used.any():
-        raise InputError(
-            f"mixture {name!r}: at least one conversation must be left, got {len(lengths):,} rows "
-            f"of which {num_long:,} are longer than seq_len {config.seq_len:,}, up to {longest:,}. "
-            "Raise seq_len or leave the data set out."
-        )
-    trained: np.ndarray = read_trained_tokens(split, lengths, config.seq_len)
-    return {
-        "name": name,
-        "rows": len(lengths),
-        "rows_used": int(is_used.sum()),
-        "rows_packed": _count_rows(lengths, is_used, config),
-        "too_long": num_long,
-        "longest": longest,
-        "tokens": int(np.minimum(lengths, config.seq_len)[is_used].sum()),
-        "trained_tokens": int(trained[is_used].sum()),
-    }
-
-
-def _count_rows(lengths: np.ndarray, is_used: np.ndarray, config: MixDatasetsConfig) -> int:
-    """Return how many rows training makes of the conversations: greedy, in their order."""
-    if config.packing == "separate":
-        return int(is_used.sum())
-    num_rows = num_segments = filled = 0
-    for length, used in zip(lengths.tolist(), is_used.tolist(), strict=True):
-        fits = num_segments and filled + length <= config.seq_len and num_segments < _MAX_SEGMENTS
-        if not used:
-            num_segments = 0  # a dropped conversation ends the row
-        elif fits:
-            num_segments, filled = num_segments + 1, filled + length
-        else:
-            num_rows, num_segments, filled = num_rows + 1, 1, length
-    return num_rows
-
-
-def _add_shares(
-    sources: list[dict[str, Any]], weights: tuple[float, ...], num_rows_drawn: int
-) -> None:
-    """Add weight (share of rows), passes and share (of trained tokens) to every source."""
-    total = math.fsum(weights)
-    for source, weight in zip(sources, weights, strict=True):
-        source["weight"] = weight / total
-        drawn = num_rows_drawn * source["weight"]
-        source["passes"] = drawn / source["rows_packed"] if num_rows_drawn else None
-    amounts = [
-        source["weight"] * source["trained_tokens"] / source["rows_packed"] for source in sources
-    ]
-    all_amounts = math.fsum(amounts)
-    for source, amount in zip(sources, amounts, strict=True):
-        source["share"] = amount / all_amounts if all_amounts else 0.0
-
-
-def _table(plan: dict[str, Any]) -> str:
-    header = ("data set", "rows", "tokens", "trained", "share", "passes")
-    rows = [
-        (
-            source["name"],
-            f"{source['rows_used']:,}",
-            f"{source['tokens']:,}",
-            f"{source['trained_tokens']:,}",
-            f"{source['share']:.1%}",
-            "-" if source["passes"] is None else f"{source['passes']:.2f}",
-        )
-        for source in plan["sources"]
-    ]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-        for row in [header, *rows]
-    ]
-    words = {"drop": "dropped", "truncate": "cut to it"}
-    for source in plan["sources"]:
-        if source["too_long"]:
-            lines.append(
-                f"{source['name']}: {source['too_long']:,} of {source['rows']:,} conversations are "
-                f"longer than {plan['seq_len']:,} tokens (up to {source['longest']:,}) and are "
-                f"{words[plan['long_conversations']]}"
-            )
-    if plan["num_train_steps"] is not None:
-        lines.append(
-            f"{plan['num_train_steps']:,} train steps of {plan['batch_size']:,} rows x "
-            f"{plan['seq_len']:,} tokens, {plan['num_train_epochs']:.2f} epochs"
-        )
-    return "\n".join(lines)

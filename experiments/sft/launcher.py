@@ -25,7 +25,7 @@ from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.spec import DatasetSpec, SFTSpec
 from steps.export_hf import ExportHfConfig, export_hf
 from steps.generate_samples import GenerateSamplesConfig, generate_samples
-from steps.mix_datasets import MixDatasetsConfig, mix_datasets
+from steps.mix_datasets import MixDatasetsConfig, MixedDataset, mix_datasets, resolve_mixing
 from steps.tokenize_chat import TokenizeChatConfig, load_template, tokenize_chat
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
 from steps.transform_conversations import TransformConversationsConfig, transform_conversations
@@ -48,7 +48,7 @@ class SFTSteps:
     """Token caches per data set."""
 
     mixture: ExecutorStep
-    """Shares, rows and number of train steps."""
+    """The rows of the training in their order, and number of train steps."""
 
     checkpoint: ExecutorStep
     """Native Levanter checkpoints."""
@@ -79,36 +79,40 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         name=f"mixtures/{spec.name}",
         fn=mix_datasets,
         config=MixDatasetsConfig(
-            names=tuple(dataset.name for dataset in spec.datasets),
-            caches=tokenized,
-            weights=tuple(dataset.weight for dataset in spec.datasets),
+            datasets=tuple(
+                MixedDataset(
+                    name=dataset.name,
+                    cache=cache,
+                    weight=dataset.weight,
+                    repeat=dataset.repeat,
+                    max_conversations=dataset.max_conversations,
+                    long_conversations=dataset.long_conversations or spec.long_conversations,
+                )
+                for dataset, cache in zip(spec.datasets, tokenized, strict=True)
+            ),
+            mixing=resolve_mixing(spec.mixing, [dataset.weight for dataset in spec.datasets]),
             seq_len=spec.seq_len,
             packing=spec.packing,
             batch_size=spec.batch_size,
+            num_train_steps=spec.num_train_steps,
             num_train_epochs=spec.num_train_epochs,
-            long_conversations=spec.long_conversations,
+            data_seed=spec.data_seed,
             model_config=tokenizer,
         ),
-        outputs=("plan.json",),
+        outputs=("plan.json", "train", "validation"),
     )
     # The weights are large: they are only fetched once data and lengths are known to be right.
     weights = spec.model.steps(after=(mixture,)).weights
     train_config = TrainSftConfig(
         model=weights,
         tokenizer=tokenizer,
-        names=tuple(dataset.name for dataset in spec.datasets),
-        caches=tokenized,
-        weights=tuple(dataset.weight for dataset in spec.datasets),
         plan=mixture,
-        template_text=template.text,
+        caches=tokenized,
         seq_len=spec.seq_len,
         batch_size=spec.batch_size,
-        num_train_steps=spec.num_train_steps,
-        packing=spec.packing,
         optimizer=spec.optimizer,
         precision=spec.precision,
         seed=spec.seed,
-        data_seed=spec.data_seed,
         capacity_factor=spec.capacity_factor,
         z_loss=spec.z_loss,
         execution=unhashed(_execution(spec, sizes)),

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from neve import InputError
 
 from experiments.sft.sources import DataSource, HubModel, ModelSource
+from steps.mix_datasets import LONG_CONVERSATIONS, PACKINGS, check_mixture
 from steps.train_sft import OptimizerConfig
 from steps.transform_conversations import ConversationSchema
-
-PACKINGS = ("separate", "packed")
-LONG_CONVERSATIONS = ("drop", "truncate", "error")
 
 
 def _one_if_none(value: float | None) -> float:
@@ -44,18 +42,22 @@ class DatasetSpec:
     max_rejected_fraction: float = 0.01
     """Share of rows that may be rejected before the step fails, 0 to 1."""
 
-    weight: float = 1.0
-    """Share in the mixture relative to the other data sets, above 0."""
+    weight: float | None = None
+    """Share relative to the other data sets (mixing "weighted"), or probability (interleave), above 0."""
+
+    repeat: float = 1.0
+    """Times that an epoch holds each conversation (mixing "concat"), above 0; 0.5: half of them."""
+
+    max_conversations: int | None = None
+    """Conversations that are used at most, 1 or more, drawn by data_seed; None: all."""
+
+    long_conversations: str | None = None
+    """What happens to a conversation longer than seq_len; None: the spec's long_conversations."""
 
     def __post_init__(self) -> None:
-        """Checks name, weight and threshold."""
+        """Checks name and threshold; the mixture's numbers are checked with the other data sets."""
         if not self.name:
             raise InputError("dataset: name must not be empty, got ''. Give it a short name.")
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InputError(
-                f"dataset {self.name!r}: weight must be above 0, got {self.weight}. "
-                "Leave the data set out to train without it."
-            )
         if not 0 <= self.max_rejected_fraction <= 1:
             raise InputError(
                 f"dataset {self.name!r}: max_rejected_fraction must be from 0 to 1, got "
@@ -143,10 +145,15 @@ class SFTSpec:
     """Positions per row, tokens; at most what the model allows."""
 
     packing: str = "separate"
-    """How conversations fill rows: "separate" puts one into each, "packed" as many as fit."""
+    """How conversations fill rows: "separate" puts one into each, "packed" as many as fit best."""
+
+    mixing: str | None = None
+    """How data sets are mixed: "concat", "weighted", "interleave_under" or "interleave_over"; None:
+    weighted if a data set has a weight, else concat."""
 
     long_conversations: str = "drop"
-    """What happens to a conversation longer than seq_len: "drop", "truncate" (its end) or "error"."""
+    """What happens to a conversation longer than seq_len: "drop", "truncate" (its end), "error",
+    "first_turns", "last_turns" or "windows"."""
 
     batch_size: int = 16
     """Rows per train step over all devices, 1 or more."""
@@ -155,7 +162,7 @@ class SFTSpec:
     """Optimizer updates, 1 or more; give this or num_train_epochs."""
 
     num_train_epochs: float | None = None
-    """Passes over the mixture, above 0; give this or num_train_steps."""
+    """Epochs of the mixture, above 0; give this or num_train_steps."""
 
     precision: str = "p=f32,c=bfloat16"
     """Types of parameters (p) and compute (c), as a jmp policy."""
@@ -217,10 +224,28 @@ class SFTSpec:
             raise InputError(
                 f"spec {self.name!r}: dataset names must differ, got {', '.join(names)}. Rename one."
             )
-        for field, value, allowed in (
+        check_mixture(
+            f"spec {self.name!r}",
+            names=names,
+            mixing=self.mixing,
+            weights=[dataset.weight for dataset in self.datasets],
+            repeats=[dataset.repeat for dataset in self.datasets],
+            max_conversations=[dataset.max_conversations for dataset in self.datasets],
+        )
+        choices = [
             ("packing", self.packing, PACKINGS),
             ("long_conversations", self.long_conversations, LONG_CONVERSATIONS),
-        ):
+        ]
+        choices += [
+            (
+                f"long_conversations of {dataset.name!r}",
+                dataset.long_conversations,
+                LONG_CONVERSATIONS,
+            )
+            for dataset in self.datasets
+            if dataset.long_conversations is not None
+        ]
+        for field, value, allowed in choices:
             if value not in allowed:
                 raise InputError(
                     f"spec {self.name!r}: {field} must be one of {', '.join(allowed)}, got {value!r}. "

@@ -37,6 +37,11 @@ CHANGED: dict[str, dict[str, Any]] = {
     "optimizer": {"optimizer": OptimizerConfig(learning_rate=1e-4)},
     "seq_len": {"seq_len": 16_384},
     "packing": {"packing": "packed"},
+    # Only weights make another way of mixing possible; they change no other step.
+    "mixing": {
+        "mixing": "weighted",
+        "datasets": (dataclasses.replace(SPEC.datasets[0], weight=1.0),),
+    },
     "long_conversations": {"long_conversations": "truncate"},
     "batch_size": {"batch_size": 16},
     "num_train_steps": {"num_train_steps": 11},
@@ -113,3 +118,64 @@ def test_recipes_share_data_steps() -> None:
 
     for role in ("raw", "conversations", "tokenized", "tokenizer", "weights"):
         assert one[role] == other[role]
+
+
+def two(**changes: Any) -> SFTSpec:
+    """Returns the recipe with two data sets, of which the second has other fields."""
+    (first,) = SPEC.datasets
+    fields = {"first": {}, "second": {}} | {
+        key: changes.pop(key) for key in ("first", "second") if key in changes
+    }
+    datasets = (
+        dataclasses.replace(first, **fields["first"]),
+        dataclasses.replace(first, name="second", **fields["second"]),
+    )
+    return dataclasses.replace(SPEC, datasets=datasets, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first": {"weight": 1.0}}, "'second': weight must be given with weighted, got None"),
+        ({"mixing": "weighted"}, "weight must be given with weighted"),
+        (
+            {"mixing": "concat", "first": {"weight": 0.5}},
+            "weight must be None with concat, got 0.5",
+        ),
+        (
+            {"first": {"weight": 0.0}, "second": {"weight": 1.0}},
+            "weight must be a number above 0, got 0.0",
+        ),
+        ({"mixing": "interleave_foo"}, "mixing must be one of concat, weighted, interleave_under"),
+        (
+            {"mixing": "interleave_over", "first": {"weight": 0.9}, "second": {"weight": 0.2}},
+            "must sum to 1, got 1.1",
+        ),
+        ({"mixing": "interleave_under", "first": {"weight": 1.0}}, "must be given with interleave"),
+        (
+            {"first": {"weight": 1.0, "repeat": 2.0}, "second": {"weight": 1.0}},
+            "repeat must be 1 unless mixing is concat, got 2.0 with weighted",
+        ),
+        ({"second": {"repeat": 0.0}}, "repeat must be a number above 0, got 0.0"),
+        ({"second": {"max_conversations": 0}}, "max_conversations must be 1 or more, got 0"),
+        (
+            {"second": {"long_conversations": "split"}},
+            "long_conversations of 'second' must be one of drop, truncate, error, first_turns",
+        ),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each combination of mixing, weights and repeats that has no meaning is one clear error."""
+    with pytest.raises(ValueError, match=message) as caught:
+        two(**changes)
+
+    assert getattr(caught.value, "exit_code", None) == 2
+
+
+def test_no_weights_mean_concat_and_weights_mean_weighted() -> None:
+    """Saying what is meant anyway changes no fingerprint."""
+    weighted = {"first": {"weight": 3.0}, "second": {"weight": 1.0}}
+
+    assert fingerprints(two()) == fingerprints(two(mixing="concat"))
+    assert fingerprints(two(**weighted)) == fingerprints(two(**weighted, mixing="weighted"))
+    assert fingerprints(two())["mixture"] != fingerprints(two(**weighted))["mixture"]

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.neve_train.toy_run import train_config
+from neve_chat.templates import load_template
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def test_export_holds_the_training_template_and_every_end_of_turn(
 ) -> None:
     """Template in both places, end of text and end of turn in both configs, tokenizer unchanged."""
     folder = toy / "hf"
-    template = train_config(toy).template_text
+    template = load_template("marin").text
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     ends = sorted([ids["<|end_of_text|>"], ids["<|eot_id|>"]])

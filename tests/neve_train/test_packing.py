@@ -1,11 +1,57 @@
-"""Several conversations in a row: each is computed as if it stood alone."""
+"""Planned rows, and several conversations in one: each is computed as if it stood alone."""
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 
-def test_packed_conversations_equal_separate_ones(run_toy: Callable[..., tuple[int, Any]]) -> None:
-    """Hidden states agree to float32 rounding, rows are counted as they are made, training learns.
+Run = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def rows(run_toy: Run) -> dict[str, Any]:
+    """What training reads from both plans of the toy."""
+    return run_toy("rows")[1]
+
+
+@pytest.mark.parametrize("packing", ["separate", "packed"])
+def test_training_reads_exactly_the_planned_rows(rows: dict[str, Any], packing: str) -> None:
+    """Ids, loss weights and segments of every row are those built by hand from the cache.
+
+    Source: marin#7130, where the rows of an epoch were a guess.
+    """
+    result = rows[packing]
+
+    assert result["num_rows"] == result["equal"] == 8 * 4
+    assert (result["num_segments"] > 8 * 4) == (packing == "packed")
+    assert result["in_order"]
+
+
+@pytest.mark.parametrize("packing", ["separate", "packed"])
+def test_training_that_starts_late_reads_the_rest_of_the_rows(
+    rows: dict[str, Any], packing: str
+) -> None:
+    """The batches from train step 5 on are the last three of the whole."""
+    assert rows[packing]["late_start"]
+
+
+def test_separate_rows_are_levanters_own(rows: dict[str, Any]) -> None:
+    """Every example has the leaves, types and structure of Levanter's chat format, pack=1."""
+    assert rows["same_as_levanter"] == 8 * 4
+
+
+def test_held_out_rows_are_packed_like_the_others(rows: dict[str, Any]) -> None:
+    """Each data set has its held-out rows under its name, whole in either form."""
+    ((names, num_rows, num_segments),) = rows["separate"]["held_out"]
+    ((_, num_packed, num_packed_segments),) = rows["packed"]["held_out"]
+
+    assert names == ["a"]
+    assert num_rows == num_segments == num_packed_segments
+    assert num_packed < num_rows
+
+
+def test_packed_conversations_equal_separate_ones(run_toy: Run) -> None:
+    """Hidden states agree to float32 rounding, and training learns.
 
     1e-5 is some hundred units in the last place of states of size 1; without the mask they differ
     at least a thousand times more.
@@ -14,6 +60,5 @@ def test_packed_conversations_equal_separate_ones(run_toy: Callable[..., tuple[i
 
     assert results["packed"] < 1e-5
     assert results["unmasked"] > 1e-2
-    assert all(ours == levanters for ours, levanters in results["counts"])
     trained = results["trained"]
     assert trained["heldout_loss"] < trained["heldout_loss_first"]

@@ -67,27 +67,35 @@ def make_inputs(folder: Path) -> None:
                 positions = np.arange(int(rng.integers(20, 150)))  # some are too long, and dropped
                 ids = (positions % 40 + int(rng.integers(0, 40))).astype(np.int32)
                 writer.append(ids, (positions >= 5).astype(np.int32))
-    (folder / "plan").mkdir()
-    plan = {"num_train_steps": NUM_TRAIN_STEPS, "long_conversations": "drop"}
-    (folder / "plan" / "plan.json").write_text(json.dumps(plan))
+    for packing in ("separate", "packed"):
+        mix(folder, f"plan-{packing}", packing=packing)
 
 
-def train_config(folder: Path, *, batch_size: int = 4, **execution: Any) -> Any:
+def mix(folder: Path, plan: str, **changes: Any) -> Any:
+    """Plans the toy's rows into a folder of that name; returns plan.json."""
+    from steps.mix_datasets import MixDatasetsConfig, MixedDataset, mix_datasets
+
+    values: dict[str, Any] = {
+        "datasets": (MixedDataset(name="a", cache=str(folder / "cache")),),
+        "seq_len": SEQ_LEN,
+        "batch_size": 4,
+        "num_train_steps": NUM_TRAIN_STEPS,
+        "model_config": str(folder / "tokenizer"),
+    }
+    return mix_datasets(MixDatasetsConfig(**(values | changes)), str(folder / plan))
+
+
+def train_config(folder: Path, *, plan: str = "plan-separate", **execution: Any) -> Any:
     """Returns the TrainSftConfig of the toy."""
-    from neve_chat.templates import load_template
-
     from steps.train_sft import ExecutionConfig, OptimizerConfig, TrainSftConfig
 
     return TrainSftConfig(
         model=str(folder / "base"),
         tokenizer=str(folder / "tokenizer"),
-        names=("a",),
+        plan=str(folder / plan),
         caches=(str(folder / "cache"),),
-        weights=(1.0,),
-        plan=str(folder / "plan"),
-        template_text=load_template("marin").text,
         seq_len=SEQ_LEN,
-        batch_size=batch_size,
+        batch_size=4,
         optimizer=OptimizerConfig(learning_rate=3e-3),
         execution=ExecutionConfig(
             checkpoint_every_train_steps=3,
@@ -156,6 +164,7 @@ def exported(folder: Path) -> Any:
     import numpy as np
     from haliax import Axis
     from haliax.partitioning import named_jit
+    from neve_chat.templates import load_template
     from neve_train import devices
     from neve_train.export import load_checkpoint_model, load_hf_model
     from neve_train.model import read_model_config
@@ -171,7 +180,7 @@ def exported(folder: Path) -> Any:
         checkpoint=str(folder / "meshed"),
         model=str(folder / "tokenizer"),
         tokenizer=str(folder / "tokenizer"),
-        template_text=config.template_text,
+        template_text=load_template("marin").text,
         mesh=mesh,
     )
     result = export_hf(export, hf)
@@ -244,20 +253,16 @@ def sampled(folder: Path) -> Any:
 
 def packed(folder: Path) -> Any:
     """Compares hidden states of conversations in one row and in rows of their own, then trains."""
-    import dataclasses
-
     import haliax as hax
     import jax.numpy as jnp
     import numpy as np
     from haliax import Axis
     from haliax.partitioning import named_jit
-    from levanter.data.packing import pack_documents
     from levanter.layers.attention import AttentionMask
     from neve_train import devices
     from neve_train.export import load_hf_model
     from neve_train.model import read_model_config
 
-    from steps.mix_datasets import MixDatasetsConfig, _count_rows
     from steps.train_sft import train_sft
 
     lengths = (40, 50, 30)
@@ -298,27 +303,128 @@ def packed(folder: Path) -> Any:
         ]
         return float(max(pieces))
 
-    counts = []
-    for policy, slices in (("drop", "drop"), ("truncate", "left")):
-        many = rng.integers(1, 160, 400)
-        mixture = MixDatasetsConfig(
-            names=("a",), caches=("x",), weights=(1.0,), seq_len=SEQ_LEN, batch_size=1,
-            packing="packed", long_conversations=policy, model_config="x",
-        )  # fmt: skip
-        used = many <= SEQ_LEN if policy == "drop" else np.ones_like(many, bool)
-        packs = pack_documents(many, SEQ_LEN, 64, slices)
-        counts.append((_count_rows(many, used, mixture), len(packs)))
-    config = dataclasses.replace(train_config(folder), packing="packed")
     return {
         "packed": difference(in_one_row),
         "unmasked": difference(unmasked),
-        "counts": counts,
-        "trained": train_sft(config, str(folder / "packed")),
+        "trained": train_sft(train_config(folder, plan="plan-packed"), str(folder / "packed")),
     }
+
+
+def rows(folder: Path) -> Any:
+    """Compares what training reads with references: the caches, Levanter's own rows, a late start."""
+    import jax
+    import numpy as np
+    from haliax import Axis
+    from jax.sharding import Mesh
+    from levanter.data.loader import DataLoader
+    from levanter.data.text.datasets import (
+        DatasetComponent,
+        LmDataConfig,
+        NamedLmDataset,
+        UrlDatasetSourceConfig,
+    )
+    from levanter.data.text.formats import ChatLmDatasetFormat
+    from neve_chat.templates import load_template
+    from neve_train.data import read_data, read_plan
+
+    Pos = Axis("position", SEQ_LEN)
+    data = {
+        packing: read_data(config, read_plan(config), Pos)
+        for packing in ("separate", "packed")
+        for config in [train_config(folder, plan=f"plan-{packing}")]
+    }
+    form = ChatLmDatasetFormat(
+        chat_template=load_template("marin").text, pack=1, slice_strategy="drop"
+    )
+    theirs = LmDataConfig(
+        tokenizer=str(folder / "tokenizer"),
+        cache_dir=None,
+        auto_build_caches=False,
+        shuffle=False,
+        components={
+            "a": DatasetComponent(
+                source=UrlDatasetSourceConfig(),
+                cache_dir=str(folder / "cache"),
+                format=form,
+                pack=1,
+            )
+        },
+        train_weights={"a": 1.0},
+    )
+    cache = theirs.build_caches("train")["a"]
+    stored = cache.get_batch_sync(range(len(cache)))
+    unnamed = theirs.train_sets(Pos, key=jax.random.PRNGKey(0))["a"]
+    levanters = NamedLmDataset(unnamed, Pos).as_sync_dataset()
+    used = [index for index, row in enumerate(stored) if len(row["input_ids"]) <= SEQ_LEN]
+
+    def leaves(example: Any) -> list[Any]:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(example)]
+
+    def expected(row: Any) -> list[Any]:
+        ids, weights, segments = [], [], []
+        for number, segment in enumerate(row):
+            record = stored[int(segment["row"])]
+            mask = record["assistant_masks"].tolist()
+            ids += record["input_ids"].tolist()
+            weights += [*map(float, mask[1:]), 0.0]
+            segments += [number] * len(mask)
+        pad = SEQ_LEN - len(ids)
+        segments += [-1] * pad
+        return [ids + [0] * pad, weights + [0.0] * pad, segments, segments]
+
+    result: dict[str, Any] = {}
+    for packing, planned in data.items():
+        dataset = planned.train.as_sync_dataset()
+        plan = planned.train.plan
+        examples = dataset.get_batch(range(plan.num_rows))
+        equal = [
+            [leaf.tolist() for leaf in leaves(example)] == expected(plan.row(index))
+            for index, example in enumerate(examples)
+        ]
+        loader = DataLoader(
+            planned.train,
+            4,
+            mesh=Mesh(np.array(jax.devices()[:1]), ("data",)),
+            axis_resources={"batch": "data"},
+        )
+        batches = [leaves(batch)[0].tolist() for batch in loader]
+        late = [leaves(batch)[0].tolist() for batch in loader.iter_from_step(5)]
+        ids = [leaves(example)[0].tolist() for example in examples]
+        result[packing] = {
+            "num_rows": len(equal),
+            "equal": sum(equal),
+            "num_segments": len(plan.segments),
+            "in_order": [row for batch in batches for row in batch] == ids,
+            "late_start": late == batches[5:] and len(late) == NUM_TRAIN_STEPS - 5,
+            "held_out": [
+                [names, held.plan.num_rows, len(held.plan.segments)]
+                for held, names in planned.validation
+            ],
+        }
+    planned = data["separate"].train
+    same = []
+    for index in range(planned.plan.num_rows):
+        (segment,) = planned.plan.row(index).tolist()
+        ours = planned.as_sync_dataset()[index]
+        their = levanters.get_batch([used.index(segment[1])])[0]
+        first, second = leaves(ours), leaves(their)
+        # Levanter numbers segments through the data set; only which positions share one matters.
+        second[2:] = [np.minimum(leaf, 0) for leaf in second[2:]]
+        same.append(
+            jax.tree.structure(ours) == jax.tree.structure(their)
+            and all(
+                a.dtype == b.dtype and np.array_equal(a, b)
+                for a, b in zip(first, second, strict=True)
+            )
+        )
+    result["same_as_levanter"] = sum(same)
+    result["num_used"] = len(used)
+    return result
 
 
 MODES = {
     "packed": packed,
+    "rows": rows,
     "whole": whole,
     "killed": killed,
     "resumed": resumed,

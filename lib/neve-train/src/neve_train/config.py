@@ -10,7 +10,6 @@ from neve_train.errors import TrainInputError
 
 __all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig"]
 
-PACKINGS = ("separate", "packed")
 SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -114,32 +113,20 @@ class TrainSftConfig:
     """Hugging Face folder with config.json and weights: a path or a step."""
     tokenizer: Any
     """Folder with tokenizer.json and tokenizer_config.json: a path or a step."""
-    names: tuple[str, ...]
-    """Name of each data set, all different."""
-    caches: tuple[Any, ...]
-    """Token caches with train/ and maybe validation/, one per name: paths or steps."""
-    weights: tuple[float, ...]
-    """Share of the rows drawn from each data set, above 0."""
     plan: Any
-    """Output of mix_datasets: plan.json gives the rule for long rows, and the train steps of epochs."""
-    template_text: str
-    """Chat template whose loss masks the caches hold."""
+    """Output of mix_datasets: the rows of the training in their order, and how they are packed."""
+    caches: tuple[Any, ...]
+    """Token caches in the order of the plan's data sets: paths or steps."""
     seq_len: int
-    """Positions per row, tokens."""
+    """Positions per row, tokens; the plan's."""
     batch_size: int
-    """Rows per train step over all devices, 1 or more."""
-    num_train_steps: int | None = None
-    """Optimizer updates, 1 or more; None: as many as the plan says."""
-    packing: str = "separate"
-    """separate: one conversation per row; packed: as many as fit, each attending to itself alone."""
+    """Rows per train step over all devices, 1 or more; the plan's."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Adam and its schedule."""
     precision: str = "p=f32,c=bfloat16"
     """Types of parameters (p) and compute (c), as a jmp policy."""
     seed: int = 0
     """Seed of training, 0 or more."""
-    data_seed: int = 0
-    """Seed of the order of the data, 0 or more."""
     capacity_factor: float = 1.25
     """Rows that an expert shard accepts over its even share, 1 or more; more are dropped."""
     z_loss: float = 0.0
@@ -149,19 +136,11 @@ class TrainSftConfig:
 
     def __post_init__(self) -> None:
         """Checks what needs no file."""
-        counts = (len(self.names), len(self.caches), len(self.weights))
-        if not self.names or len(set(counts)) > 1 or len(set(self.names)) < len(self.names):
+        if not self.caches:
             raise TrainInputError(
-                "training: names, caches and weights must have one entry per data set and names "
-                f"must differ, got {counts[0]}, {counts[1]} and {counts[2]} with names "
-                f"{', '.join(self.names)}. Give as many of each."
+                "training: caches must hold one or more token caches, got (). Add one."
             )
-        if self.packing not in PACKINGS:
-            raise TrainInputError(
-                f"training: packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}. "
-                "Pick one of them."
-            )
-        for name, low in (("seq_len", 2), ("batch_size", 1), ("seed", 0), ("data_seed", 0)):
+        for name, low in (("seq_len", 2), ("batch_size", 1), ("seed", 0)):
             if getattr(self, name) < low:
                 raise TrainInputError(
                     f"training: {name} must be {low} or more, got {getattr(self, name)}. Raise it."

@@ -15,13 +15,14 @@ from haliax import Axis
 from haliax.partitioning import named_jit
 from levanter.eval import TaggedEvaluator
 from levanter.optim.config import AdamConfig
+from levanter.tokenizers import load_tokenizer
 from levanter.trainer import Trainer
 from levanter.utils.tree_utils import inference_mode
 from neve import storage
 
 from neve_train import checkpoints, devices
 from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
-from neve_train.data import data_config, num_train_steps, read_plan
+from neve_train.data import read_data, read_plan
 from neve_train.errors import TrainInputError
 from neve_train.export import load_hf_model
 from neve_train.mesh import check_mesh
@@ -75,9 +76,9 @@ class _Run:
         self.output_path = output_path
         self.callbacks = callbacks
         self.plan = read_plan(config)
-        self.num_train_steps = num_train_steps(config, self.plan)
+        self.num_train_steps: int = self.plan["num_train_steps"]
         self.model_config = read_model_config(
-            str(config.model), config.capacity_factor, config.packing == "packed"
+            str(config.model), config.capacity_factor, self.plan["packing"] == "packed"
         )
         if config.seq_len > self.model_config.max_seq_len:
             raise TrainInputError(
@@ -117,7 +118,7 @@ class _Run:
                 run_id,
                 execution.wandb_project,
                 execution.wandb_tags,
-                _plain(config),
+                dataclasses.asdict(config),
                 str(scratch),
                 self.callbacks.on_message,
             )
@@ -139,22 +140,19 @@ class _Run:
         )
 
     def _say_length(self) -> None:
-        config, rows = self.config, self.plan.get("num_rows")
-        epochs = f", {self.num_train_steps * config.batch_size / rows:.2f} epochs" if rows else ""
+        config, plan = self.config, self.plan
         self.callbacks.on_message(
             f"{self.num_train_steps:,} train steps of {config.batch_size:,} rows x "
-            f"{config.seq_len:,} tokens{epochs}"
+            f"{config.seq_len:,} tokens, {plan['num_train_epochs']:.2f} epochs, rows "
+            f"{plan['fill']:.1%} full"
         )
 
     def _train(self, trainer: Trainer) -> dict[str, Any]:
         _, _, model_key, training_key = jrandom.split(jrandom.PRNGKey(self.config.seed), 4)
         Pos = self.model_config.max_Pos.resize(self.config.seq_len)
-        data = data_config(self.config, self.plan)
-        dataset = data.train_set(
-            Pos, trainer.config.batch_schedule, key=jrandom.PRNGKey(self.config.data_seed)
-        )
-        evaluate = self._evaluator(trainer, data.tagged_eval_sets(Pos))
-        state = self._state(trainer, data.the_tokenizer, model_key, training_key)
+        data = read_data(self.config, self.plan, Pos)
+        evaluate = self._evaluator(trainer, data.validation)
+        state = self._state(trainer, model_key, training_key)
         first = int(state.step)
         self._say_length()
         self.metrics.forget_after(first)
@@ -167,7 +165,7 @@ class _Run:
         if first == 0:
             self._evaluate(evaluate, state, 0)
         started = time.monotonic()
-        loader = trainer.data_loader(dataset).iter_from_step(first)
+        loader = trainer.data_loader(data.train).iter_from_step(first)
         for info in trainer.training_steps(state, loader):
             state = info.state
             self._after_step(info, evaluate, checkpointer)
@@ -178,13 +176,14 @@ class _Run:
         draw_curve(self.metrics, storage.join(self.output_path, "loss.png"), title)
         return self._results(first, seconds)
 
-    def _state(self, trainer: Trainer, tokenizer: Any, model_key: Any, training_key: Any) -> Any:
+    def _state(self, trainer: Trainer, model_key: Any, training_key: Any) -> Any:
         """Returns the newest saved TrainerState, or a fresh one with the base model's weights."""
         vocab_size = self.model_config.vocab_size
-        if len(tokenizer) > vocab_size:
+        num_tokens = len(load_tokenizer(str(self.config.tokenizer)))
+        if num_tokens > vocab_size:
             raise TrainInputError(
                 f"training: the tokenizer must have at most the model's {vocab_size} tokens, got "
-                f"{len(tokenizer)}. Use the tokenizer that belongs to the model."
+                f"{num_tokens}. Use the tokenizer that belongs to the model."
             )
         Vocab = Axis("vocab", vocab_size)
 
@@ -295,9 +294,3 @@ def adam(config: OptimizerConfig) -> AdamConfig:
         min_lr_ratio=config.min_lr_ratio,
         lr_schedule=config.schedule,
     )
-
-
-def _plain(config: TrainSftConfig) -> dict[str, Any]:
-    values = dataclasses.asdict(config)
-    values.pop("template_text")
-    return values
