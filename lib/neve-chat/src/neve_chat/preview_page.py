@@ -159,7 +159,8 @@ def _text_html(pieces: Sequence[Piece]) -> Markup:
     for is_trained, same_loss in groupby(pieces, lambda piece: piece.is_trained):
         inner: list[Markup] = []
         for is_special, run in groupby(same_loss, lambda piece: piece.is_special):
-            html = Markup("").join(_shown_html(piece.text) for piece in run)
+            texts = [piece.text for piece in run]
+            html = _shown_html("".join(texts)) if all(texts) else _piecewise_html(texts)
             if is_trained:
                 html = html.replace("\n", Markup('<i class="n"></i>\n'))
             inner.append(
@@ -170,24 +171,29 @@ def _text_html(pieces: Sequence[Piece]) -> Markup:
     return Markup("").join(parts)
 
 
+def _piecewise_html(texts: Sequence[str]) -> Markup:
+    """
+    The same for pieces of which some have no text: a sign stands for them.
+    """
+    nothing = Markup('<span class="escape">') + _NOTHING + Markup("</span>")
+    return Markup("").join(_shown_html(text) if text else nothing for text in texts)
+
+
 def _wrapped(before: str, html: Markup, after: str) -> Markup:
     return Markup(before) + html + Markup(after)
 
 
 def _shown_html(text: str) -> Markup:
     """
-    The text of a piece; what has no shape of its own as an escape.
+    Text; what has no shape of its own as an escape.
     """
-    if not text:
-        return Markup('<span class="escape">') + _NOTHING + Markup("</span>")
-    if not INVISIBLE.search(text):
-        return Markup.escape(text)
-    html, last = Markup(""), 0
+    html, last = [], 0
     for match in INVISIBLE.finditer(text):
-        html += text[last : match.start()]
-        html += Markup('<span class="escape">') + escape(match[0]) + Markup("</span>")
+        html.append(Markup.escape(text[last : match.start()]))
+        html.append(_wrapped('<span class="escape">', Markup.escape(escape(match[0])), "</span>"))
         last = match.end()
-    return html + text[last:]
+    html.append(Markup.escape(text[last:]))
+    return Markup("").join(html)
 
 
 def _packed(pieces: Sequence[Piece]) -> str:
@@ -203,4 +209,4 @@ def _packed(pieces: Sequence[Piece]) -> str:
         + struct.pack(f"<{len(lengths)}H", *lengths)
         + bytes(sizes)
     )
-    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(data)).decode("ascii")
