@@ -145,15 +145,16 @@ class FastEncoder:
         token_offsets = np.frombuffer(raw_offsets, np.uint64).astype(np.int64)
         encoded = [piece.encode("utf-8") for piece in pieces]
         byte_offsets = np.array([0, *itertools.accumulate(map(len, encoded))], dtype=np.int64)
-        ends = np.cumsum(self._num_bytes[ids], dtype=np.int64)
-        wrong = np.flatnonzero(np.append(0, ends)[token_offsets] != byte_offsets)
+        edges = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(self._num_bytes[ids], out=edges[1:])
+        wrong = np.flatnonzero(edges[token_offsets] != byte_offsets)
         num_good = len(conversations)
         if len(wrong):
             num_good = int(np.searchsorted(first_pieces, wrong[0], side="left")) - 1
         text = np.frombuffer(b"".join(encoded), np.uint8)
         good = conversations[:num_good]
         spans = _byte_spans(good, byte_offsets[first_pieces].tolist(), text)
-        mask = self._mask(ids, ends, spans, text)
+        mask = self._mask(ids, edges, spans, text)
         borders = token_offsets[first_pieces].tolist()
         return [
             Tokens(ids[start:end], mask[start:end])
@@ -161,39 +162,37 @@ class FastEncoder:
         ]
 
     def _mask(
-        self, ids: np.ndarray, ends: np.ndarray, spans: np.ndarray, text: np.ndarray
+        self, ids: np.ndarray, edges: np.ndarray, spans: np.ndarray, text: np.ndarray
     ) -> np.ndarray:
         """
         1 from the token with the span's first character to the first token with its last one.
 
         Args:
             ids: int32[token].
-            ends: int64[token], byte at which each ends.
+            edges: int64[token + 1], the byte at which each starts, and the end.
             spans: int64[span, 2], bytes, half-open.
             text: uint8[byte].
         """
-        starts = ends - self._num_bytes[ids]
-        numbers = None
+        starts, ends, numbers = edges[:-1], edges[1:], None
         if self._is_trimmed:
             starts, ends = starts + self._num_leading[ids], ends - self._num_trailing[ids]
             # A token of spaces alone has no characters.
             numbers = np.flatnonzero(starts < ends)
             starts, ends = starts[numbers], ends[numbers]
-        change = np.zeros(len(ids) + 1, dtype=np.int32)
-        if len(spans) and len(ends):
-            first = np.searchsorted(ends, spans[:, 0], side="right")
-            behind = np.searchsorted(starts, spans[:, 1], side="left")
-            has_token = first < behind
-            first, behind = first[has_token], behind[has_token]
-            byte = np.minimum(spans[has_token, 1], ends[behind - 1]) - 1
-            for _ in range(3):  # to the first byte of the character
-                byte -= (text[byte] & 0xC0) == 0x80
-            last = np.searchsorted(ends, byte, side="right")
-            if numbers is not None:
-                first, last = numbers[first], numbers[last]
-            np.add.at(change, first, 1)
-            np.add.at(change, last + 1, -1)
-        return (np.cumsum(change[:-1], dtype=np.int32) > 0).astype(np.int32)
+        first = np.searchsorted(ends, spans[:, 0], side="right")
+        behind = np.searchsorted(starts, spans[:, 1], side="left")
+        has_token = first < behind
+        first, behind = first[has_token], behind[has_token]
+        byte = np.minimum(spans[has_token, 1], ends[behind - 1]) - 1
+        for _ in range(3):  # to the first byte of the character
+            byte -= (text[byte] & 0xC0) == 0x80
+        last = np.searchsorted(ends, byte, side="right")
+        if numbers is not None:
+            first, last = numbers[first], numbers[last]
+        mask = np.zeros(len(ids), dtype=np.int32)
+        for start, end in zip(first.tolist(), last.tolist(), strict=True):
+            mask[start : end + 1] = 1
+        return mask
 
 
 def _byte_spans(
