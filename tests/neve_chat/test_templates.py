@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer, Rendered
@@ -324,6 +325,24 @@ def test_marin_finds_the_caller_of_a_tool_reply_by_the_latest_call_of_its_id() -
         '<tool_response name="new">',
         "<tool_response>",
     ]
+
+
+@pytest.mark.parametrize("name", template_names())
+def test_every_template_renders_where_undefined_names_are_errors(name: str) -> None:
+    """
+    Levanter renders with strict undefined values: absent keys and variables are asked for first.
+    """
+    text = load_template(name).text
+    environment = ChatRenderer(text)._template.environment.overlay(undefined=jinja2.StrictUndefined)
+    template = environment.from_string(text)
+    messages = [*EVERYTHING, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+
+    for tools in (None, [SIGNATURE]):
+        strict = template.render(
+            messages=messages, tools=tools, add_generation_prompt=False, **SPECIAL_TOKENS
+        )
+
+        assert strict == rendered(name, messages, tools=tools).text
 
 
 def test_load_template_leaves_the_tokenizers_own_for_later() -> None:

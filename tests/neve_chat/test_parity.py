@@ -1,0 +1,261 @@
+"""
+Parity: text, ids and masks of random conversations are those of transformers, in every template.
+
+transformers stops marking a conversation where the first character of a span has no token: a
+normalizer removed it, or the tokenizer leaves spaces out. Everything behind would be without loss.
+We mark from the first character of the span that has a token to the last one that has one. So where
+such a span occurs, masks are compared with a character map instead, and that is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass
+from itertools import batched
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from neve_chat.render import ChatRenderer, Rendered
+from neve_chat.special_text import SpecialText
+from neve_chat.templates import load_template, template_names, template_tokens
+from neve_chat.tokens import ChatTokenizer
+
+from tests.neve_chat.tokenizer_kinds import build_kind
+
+# Byte-level BPE, one that leaves spaces out of its offsets, one that composes characters (NFC), one
+# whose normalizer loses characters, and a SentencePiece-like one with byte fallback.
+KINDS = ("byte_level", "trimmed", "composed", "folded", "sentence_piece")
+PLACES = (*random.Random(0).sample(range(0x370, 0xD800), 30), 0xE000, 0xFDD0, 0xFFFD, 0xFFFF)
+SPECIALS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *sorted(
+        {token for name in template_names() for token in template_tokens(name)}
+        - {"<|begin_of_text|>"}
+    ),
+)
+NASTY = (
+    *("", " ", "\n", "\r\n", "\n\n", "\t", "\x00", "\x85", "\u2028", "\u200b", "\ufeff", "\ufffd"),
+    *(
+        "hi",
+        " the cat",
+        "é",
+        "e\u0301",
+        "\u0301",
+        "ﬁ",
+        "İ",
+        "ß",
+        "你好",
+        "👩‍💻",
+        "\U000f0000",
+        "\u1112\u1161",
+    ),
+    *("<think>", "</think>", "<think>\nr\n</think>\n\na", "<tool_response>", "</tool_response>"),
+    *("<tool_call>", "{% generation %}", "{{ x }}", '"\\', "<|im_", "end|>", "|>", "<|", "▁", "Ġ"),
+)
+# Latin and combining characters, and some of every plane but the surrogates.
+ALPHABET = [
+    *map(chr, (*range(0x250), *range(0x300, 0x370))),
+    *(chr(plane + place) for plane in range(0, 0x110000, 0x10000) for place in PLACES),
+]
+TEXT = st.lists(
+    st.one_of(st.sampled_from((*NASTY, *SPECIALS)), st.text(ALPHABET, max_size=6)), max_size=4
+).map("".join)
+WORD = st.sampled_from(("f", "run it", "é", "a.b", "<|eot_id|>"))
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(TEXT, inner, max_size=2)),
+    max_leaves=4,
+)
+OBJECT = st.dictionaries(st.one_of(WORD, TEXT), JSON, max_size=2)
+CALL = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": WORD, "arguments": OBJECT})},
+    optional={"id": st.sampled_from(("c1", "c2"))},
+)
+ASSISTANT = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.one_of(TEXT, st.none())},
+    optional={"reasoning_content": TEXT, "tool_calls": st.lists(CALL, max_size=2)},
+)
+TOOL = st.fixed_dictionaries(
+    {"role": st.just("tool"), "content": st.one_of(TEXT, OBJECT)},
+    optional={"tool_call_id": st.sampled_from(("c1", "c2")), "name": WORD},
+)
+OTHER = st.fixed_dictionaries({"role": st.sampled_from(("user", "system")), "content": TEXT})
+ROW = st.fixed_dictionaries(
+    {"messages": st.lists(st.one_of(ASSISTANT, OTHER, ASSISTANT, TOOL), min_size=1, max_size=6)},
+    optional={
+        "tools": st.lists(OBJECT, min_size=1, max_size=2),
+        "chat_template_kwargs": st.fixed_dictionaries({"enable_thinking": st.booleans()}),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """
+    One tokenizer, ours and theirs, with a renderer for each template.
+    """
+
+    kind: str
+    ours: tuple[ChatTokenizer, ...]
+    theirs: Any
+    texts: dict[str, str]
+    renderers: dict[str, ChatRenderer]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    from transformers import PreTrainedTokenizerFast
+
+    kind = request.param
+    path = build_kind(kind, tmp_path_factory.mktemp("parity") / kind, specials=SPECIALS)
+    ours = [ChatTokenizer(path, encoder="tokenizers")]
+    if kind in ("byte_level", "trimmed", "composed"):
+        ours.append(ChatTokenizer(path, encoder="fastokens"))
+    texts = {name: load_template(name).text for name in template_names()}
+    renderers = {
+        name: ChatRenderer(text, special_tokens=ours[0].special_tokens)
+        for name, text in texts.items()
+    }
+    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    return Bench(kind, tuple(ours), theirs, texts, renderers)
+
+
+def compare(bench: Bench, row: dict[str, Any], seen: Counter[str]) -> None:
+    """
+    One conversation in every template: text, ids and mask.
+    """
+    rendered = [renderer.render_row(row) for renderer in bench.renderers.values()]
+    ours = [tokenizer.encode_rendered(rendered) for tokenizer in bench.ours]
+    for index, name in enumerate(bench.renderers):
+        arguments = {
+            "conversation": row["messages"],
+            "tools": row.get("tools"),
+            "chat_template": bench.texts[name],
+            **row.get("chat_template_kwargs", {}),
+        }
+        expected = bench.theirs.apply_chat_template(
+            **arguments, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        if bench.kind == KINDS[0]:  # the text depends on no tokenizer
+            text = bench.theirs.apply_chat_template(**arguments, tokenize=False)
+            assert rendered[index].text == text
+        mapped, is_cut_short = char_map_mask(expected, rendered[index])
+        if not is_cut_short:
+            assert mapped == expected["assistant_masks"]
+        seen["mask by character map" if is_cut_short else "mask by transformers"] += 1
+        for tokens in ours:
+            assert tokens[index].ids.tolist() == expected["input_ids"]
+            assert tokens[index].mask.tolist() == mapped
+
+
+def char_map_mask(encoding: Any, rendered: Rendered) -> tuple[list[int], bool]:
+    """
+    The documented rule, character by character, and whether transformers would stop at a span.
+    """
+    mask, is_cut_short = [0] * len(encoding["input_ids"]), False
+    for start, end in rendered.spans:
+        tokens = [encoding.char_to_token(character) for character in range(start, end)]
+        is_cut_short |= tokens[0] is None or tokens[-1] is None
+        found = [token for token in tokens if token is not None]
+        if found:
+            mask[min(found) : max(found) + 1] = [1] * (max(found) + 1 - min(found))
+    return mask, is_cut_short
+
+
+def check_parity(bench: Bench, num_rows: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+
+    @example_settings(num_rows)
+    @given(row=ROW)
+    def run(row: dict[str, Any]) -> None:
+        compare(bench, row, seen)
+
+    run()
+    return seen
+
+
+def example_settings(num_rows: int) -> settings:
+    return settings(
+        max_examples=num_rows,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def check_counts(bench: Bench, seen: Counter[str], num_rows: int) -> None:
+    """
+    Most masks were compared with transformers' own; the others occur where they can, and only there.
+    """
+    print(f"{bench.kind}: {dict(seen)}")
+    assert seen.total() >= num_rows * len(template_names())
+    assert seen["mask by transformers"] > seen.total() / 2
+    can_lose = bench.kind in ("trimmed", "folded")
+    assert (seen["mask by character map"] > 0) == can_lose
+
+
+def test_parity_with_transformers(bench: Bench) -> None:
+    """
+    No text, id or mask differs, markers in the data kept as they are.
+    """
+    check_counts(bench, check_parity(bench, 300), 300)
+
+
+@pytest.mark.full
+def test_parity_with_transformers_on_many(bench: Bench) -> None:
+    """
+    The same on ten times as many conversations.
+    """
+    check_counts(bench, check_parity(bench, 3000), 3000)
+
+
+def check_markers(bench: Bench, row: dict[str, Any], seen: Counter[str]) -> None:
+    """
+    Markers in the data are found, and escaped in every template.
+    """
+    tokenizer = bench.ours[0]
+    markers = SpecialText(tokenizer.special_texts, "escape")
+    data = json.dumps(row, ensure_ascii=False)
+    is_there = any(marker in data for marker in tokenizer.special_texts)
+    assert bool(markers.find(row)) == is_there
+    # The same conversation without markers: each of them holds a bar.
+    clean = json.loads(data.replace("|", "!"))
+    conversations: list[Rendered] = []
+    for renderer in bench.renderers.values():
+        kept = renderer.render_row(row)
+        escaped = markers.unescape(renderer.render_row(markers.escape(row)))
+        assert (escaped.text, escaped.spans) == (kept.text, kept.spans)
+        conversations += [kept, escaped, renderer.render_row(clean)]
+    tokens = iter(tokenizer.encode_rendered(conversations))
+    for kept, escaped, _ in batched(conversations, 3):
+        kept_tokens, escaped_tokens, clean_tokens = next(tokens), next(tokens), next(tokens)
+        num_made = tokenizer.num_special(kept_tokens) - tokenizer.num_special(clean_tokens)
+        assert tokenizer.num_special(escaped_tokens) == tokenizer.num_special(clean_tokens)
+        assert tokenizer.text(escaped_tokens.ids) == kept.text
+        if not escaped.cuts:
+            assert num_made == 0
+            assert escaped_tokens.ids.tolist() == kept_tokens.ids.tolist()
+            assert escaped_tokens.mask.tolist() == kept_tokens.mask.tolist()
+        seen["with markers" if num_made else "without"] += 1
+
+
+@pytest.mark.parametrize("bench", ["byte_level", "trimmed"], indirect=True)
+def test_parity_of_marker_text(bench: Bench) -> None:
+    """
+    Marker text is found, under escape it is never a special token, and the bytes stay the same.
+    """
+    seen: Counter[str] = Counter()
+
+    @example_settings(150)
+    @given(row=ROW)
+    def run(row: dict[str, Any]) -> None:
+        check_markers(bench, row, seen)
+
+    run()
+    assert min(seen["with markers"], seen["without"]) > 100
