@@ -12,6 +12,7 @@ from neve import ExecutorStep
 
 from steps.download_hf import DownloadHfConfig, download_hf
 from steps.import_local import import_local, local_source
+from steps.import_remote import import_remote, remote_source
 from steps.make_snowball_base import MakeSnowballBaseConfig, make_snowball_base
 from steps.make_tokenizer import MakeTokenizerConfig, make_tokenizer
 
@@ -188,4 +189,18 @@ class LocalData:
         """Returns the import step."""
         return ExecutorStep(
             name=f"raw/{name}", fn=import_local, config=local_source(self.path), resumable=True
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteData:
+    """An object or folder of S3 or Google Cloud Storage; its identity is the listing, not the place."""
+
+    url: str
+    """s3://bucket/path or gs://bucket/path; credentials come from the environment."""
+
+    def step(self, name: str) -> ExecutorStep:
+        """Returns the import step; the store is asked for its listing now."""
+        return ExecutorStep(
+            name=f"raw/{name}", fn=import_remote, config=remote_source(self.url), resumable=True
         )
