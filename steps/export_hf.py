@@ -23,7 +23,7 @@ class ExportHfConfig:
     tokenizer: Any
     """Folder with the tokenizer's files: a path or a step."""
     template_text: str
-    """Chat template of the training, written into the tokenizer's files as it stands."""
+    """Chat template of the training, written into the tokenizer's files as it stands; empty: the tokenizer's own."""
     eos_token_ids: tuple[int, ...] = ()
     """Further ids at which generation stops; those of template, tokenizer and base are included."""
     dtype: str = "bfloat16"
@@ -50,13 +50,16 @@ def export_hf(config: ExportHfConfig, output_path: str) -> dict[str, Any]:
         TrainInputError: An end-of-turn id is no token.
     """
     from neve import progress
+    from neve_chat.templates import tokenizer_template
     from neve_train.export import export  # heavy: jax and Levanter
+
+    tokenizer = str(config.tokenizer)
 
     return export(
         str(config.checkpoint),
         str(config.model),
-        str(config.tokenizer),
-        config.template_text,
+        tokenizer,
+        config.template_text or tokenizer_template(tokenizer).text,
         output_path,
         eos_token_ids=tuple(config.eos_token_ids),
         dtype=config.dtype,

@@ -21,7 +21,7 @@ class GenerateSamplesConfig:
     conversations: Any
     """Output of transform_conversations: the prompts are the turns before the first answer."""
     template_text: str
-    """Chat template of the training."""
+    """Chat template of the training; empty: the one in the folder of the trained model."""
     num_samples: int = 4
     """Prompts, 1 or more."""
     max_new_tokens: int = 256
@@ -52,13 +52,15 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
     """
     from neve import progress, storage
     from neve_chat.render import ChatRenderer
+    from neve_chat.templates import tokenizer_template
     from neve_chat.tokens import ChatTokenizer
     from neve_chat.transform import iter_conversations
     from neve_train.generation import generate  # heavy: jax and Levanter
 
     after = str(config.after)
     tokenizer = ChatTokenizer(after)
-    renderer = ChatRenderer(config.template_text, special_tokens=tokenizer.special_tokens)
+    template = config.template_text or tokenizer_template(after).text
+    renderer = ChatRenderer(template, special_tokens=tokenizer.special_tokens)
     room = config.max_new_tokens
     limit = storage.read_json(storage.join(after, "config.json"))["max_position_embeddings"] - room
     prompts: list[list[int]] = []

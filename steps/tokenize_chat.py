@@ -10,13 +10,20 @@ from typing import Any
 from neve.step import unhashed
 from neve_chat.errors import ChatInputError
 from neve_chat.spans import LossOptions
-from neve_chat.templates import check_generation_marks, load_template
+from neve_chat.templates import ChatTemplate, check_generation_marks, load_template
 
-__all__ = ["TokenizeChatConfig", "load_template", "tokenize_chat"]
+__all__ = [
+    "TURN_POLICIES",
+    "ChatTemplate",
+    "LossOptions",
+    "TokenizeChatConfig",
+    "load_template",
+    "tokenize_chat",
+]
 
 _LAYOUT = 2
 _SPECIAL_TEXT = ("error", "drop", "keep", "escape")
-_TURN_POLICIES = ("first_turns", "last_turns", "windows")
+TURN_POLICIES = ("first_turns", "last_turns", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +76,9 @@ class TokenizeChatConfig:
                 f"tokenize: special_text must be one of {', '.join(_SPECIAL_TEXT)}, got "
                 f"{self.special_text!r}. Pass one of them."
             )
-        if self.long_conversations not in _TURN_POLICIES:
+        if self.long_conversations not in TURN_POLICIES:
             raise ChatInputError(
-                f"tokenize: long_conversations must be one of {', '.join(_TURN_POLICIES)}, got "
+                f"tokenize: long_conversations must be one of {', '.join(TURN_POLICIES)}, got "
                 f"{self.long_conversations!r}. Pass one of them."
             )
         if self.max_tokens is not None and self.max_tokens < 2:

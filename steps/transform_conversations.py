@@ -4,16 +4,22 @@ Step: rows of a data set to shards of canonical conversations.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from neve.step import unhashed
 from neve_chat.checks import RowPolicies
+from neve_chat.dataset_info import read_dataset_info
 from neve_chat.errors import ChatInputError
 from neve_chat.schemas import ConversationSchema
 
-__all__ = ["TransformConversationsConfig", "transform_conversations"]
+__all__ = [
+    "ConversationSchema",
+    "RowPolicies",
+    "TransformConversationsConfig",
+    "read_dataset_info",
+    "transform_conversations",
+]
 
 _LAYOUT = 2
 _MB = 1_000_000
@@ -102,11 +108,7 @@ def transform_conversations(
         replacements=dict(config.replacements),
         policies=config.policies,
         max_rejected_fraction=config.max_rejected_fraction,
-        tasks=Tasks(
-            index=int(os.environ.get("NEVE_TASK_INDEX", "0")),
-            count=int(os.environ.get("NEVE_TASK_COUNT", "1")),
-            num_processes=getattr(config.num_processes, "value", config.num_processes),
-        ),
+        tasks=Tasks.from_environment(getattr(config.num_processes, "value", config.num_processes)),
         on_progress=lambda done, total, facts: progress.report(
             done // _MB, total // _MB, "MB", **facts
         ),

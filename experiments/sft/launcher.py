@@ -20,13 +20,21 @@ from neve import (
     unhashed,
 )
 from neve.entry import exit_code_of
+from neve.plan import state_home
 
+from experiments.sft.cache_source import TokenCache
 from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.spec import DatasetSpec, SFTSpec
 from steps.export_hf import ExportHfConfig, export_hf
 from steps.generate_samples import GenerateSamplesConfig, generate_samples
 from steps.mix_datasets import MixDatasetsConfig, MixedDataset, mix_datasets, resolve_mixing
-from steps.tokenize_chat import TokenizeChatConfig, load_template, tokenize_chat
+from steps.tokenize_chat import (
+    TURN_POLICIES,
+    ChatTemplate,
+    TokenizeChatConfig,
+    load_template,
+    tokenize_chat,
+)
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
 from steps.transform_conversations import TransformConversationsConfig, transform_conversations
 
@@ -41,8 +49,8 @@ class SFTSteps:
     weights: ExecutorStep
     """Base model."""
 
-    conversations: tuple[ExecutorStep, ...]
-    """Canonical conversations per data set."""
+    conversations: tuple[ExecutorStep | None, ...]
+    """Canonical conversations per data set; None where its tokens are adopted."""
 
     tokenized: tuple[ExecutorStep, ...]
     """Token caches per data set."""
@@ -56,8 +64,13 @@ class SFTSteps:
     export: ExecutorStep
     """Hugging Face folder."""
 
-    samples: ExecutorStep
-    """Greedy answers before and after training."""
+    samples: ExecutorStep | None
+    """Greedy answers before and after training; None where no data set has conversations."""
+
+    @property
+    def last(self) -> ExecutorStep:
+        """The step that everything else leads to."""
+        return self.samples or self.export
 
 
 def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
@@ -70,7 +83,10 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
     on_accelerator = Resources(accelerator=accelerator)
     template = load_template(spec.chat_template)
     tokenizer = spec.model.steps().tokenizer
-    conversations = tuple(_conversations(dataset) for dataset in spec.datasets)
+    conversations = tuple(
+        None if isinstance(dataset.source, TokenCache) else _conversations(spec, dataset)
+        for dataset in spec.datasets
+    )
     tokenized = tuple(
         _tokenized(spec, dataset, step, tokenizer, template)
         for dataset, step in zip(spec.datasets, conversations, strict=True)
@@ -139,13 +155,14 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         resources=on_accelerator,
         outputs=("config.json", "generation_config.json", "tokenizer.json", "*.safetensors"),
     )
-    samples = ExecutorStep(
+    prompts = next((step for step in conversations if step is not None), None)
+    samples = prompts and ExecutorStep(
         name=f"samples/{spec.name}",
         fn=generate_samples,
         config=GenerateSamplesConfig(
             before=weights,
             after=export,
-            conversations=conversations[0],
+            conversations=prompts,
             template_text=template.text,
             num_samples=spec.num_samples,
             max_new_tokens=spec.sample_max_tokens,
@@ -166,28 +183,39 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
     )
 
 
-def _conversations(dataset: DatasetSpec) -> ExecutorStep:
+def _conversations(spec: SFTSpec, dataset: DatasetSpec) -> ExecutorStep:
+    assert not isinstance(dataset.source, TokenCache)
     return ExecutorStep(
         name=f"conversations/{dataset.name}",
         fn=transform_conversations,
         config=TransformConversationsConfig(
             input=dataset.source.step(dataset.name),
-            schema=dataset.schema,
+            schema=dataset.schema.resolved(),
             files=dataset.files,
+            subset=dataset.subset,
+            split=dataset.split,
             replacements=dataset.replacements,
+            policies=dataset.policies,
             max_rejected_fraction=dataset.max_rejected_fraction,
+            num_processes=unhashed(spec.num_data_processes),
         ),
-        outputs=("*.jsonl.zst",),
+        outputs=("*.jsonl.zst", "summary.json"),
+        resumable=True,
     )
 
 
 def _tokenized(
     spec: SFTSpec,
     dataset: DatasetSpec,
-    conversations: ExecutorStep,
+    conversations: ExecutorStep | None,
     tokenizer: ExecutorStep,
-    template,
+    template: ChatTemplate,
 ) -> ExecutorStep:
+    if isinstance(dataset.source, TokenCache):
+        return dataset.source.tokenized_step(dataset.name, tokenizer, template.text)
+    policy = dataset.long_conversations or spec.long_conversations
+    # Only what cuts at turn borders renders anew, so that only then seq_len is part of these tokens.
+    shortened = {"max_tokens": spec.seq_len, "long_conversations": policy}
     return ExecutorStep(
         name=f"tokenized/{dataset.name}",
         fn=tokenize_chat,
@@ -197,8 +225,14 @@ def _tokenized(
             template=template.text,
             template_name=unhashed(template.name),
             validation_fraction=spec.validation_fraction,
+            loss=spec.loss,
+            special_text=dataset.special_text,
+            allowed_special_text=tuple(sorted({new for _, new in dataset.replacements})),
+            num_processes=unhashed(spec.num_data_processes),
+            **(shortened if policy in TURN_POLICIES else {}),
         ),
         outputs=("train", "stats.json"),
+        resumable=True,
     )
 
 
@@ -265,7 +299,7 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
                 "Pass for example --accelerator 32xH100."
             )
         steps = sft_steps(changed, accelerator)
-        code = run_steps([steps.samples], options, description=changed.name)
+        code = run_steps([steps.last], options, description=changed.name)
         # With --only there may be no checkpoint to point at; with --json a program reads.
         if code == 0 and not (options.dry_run or options.only or options.json):
             print(_where_everything_is(steps, options))  # noqa: T201  what the user came for
@@ -280,26 +314,29 @@ def _description(spec: SFTSpec) -> str:
 
 def _where_everything_is(steps: SFTSteps, options: Options) -> str:
     """Returns the closing lines of a run: its loss, the places to look at, and the next command."""
-    plan = make_plan([steps.samples], options.resolved_prefix())
+    plan = make_plan([steps.last], options.resolved_prefix())
     paths = {row.name: row.output_path for row in plan.rows}
     checkpoint = paths[steps.checkpoint.name]
     trained = read_results(checkpoint)
     lines = []
     if trained.get("heldout_loss") is not None:
-        baselines = [read_results(paths[step.name])["baselines"] for step in steps.tokenized]
-        known = [row for row in baselines if row.get("unigram_loss") is not None]
-        against = "; ".join(
-            f"unigram {row['unigram_loss']:.3f}, bigram {row['bigram_loss']:.3f}" for row in known
-        )
+        homes = {row.name: state_home(row.identity, plan.prefix) for row in plan.rows}
+        baselines = [read_results(homes[step.name])["baselines"] for step in steps.tokenized]
+        known = [
+            f"unigram {row['unigram_loss']:.3f}, bigram {row['bigram_loss']:.3f}"
+            for row in baselines
+            if row.get("unigram_loss") is not None
+        ]
+        against = f"; baselines: {'; '.join(known)}" if known else ""
         lines.append(
             f"held-out loss {trained['heldout_loss']:.3f} nats per trained token, before training "
-            f"{trained['heldout_loss_first']:.3f}; baselines: {against}"
+            f"{trained['heldout_loss_first']:.3f}{against}"
         )
     places = [
         ("checkpoint", f"{checkpoint}/checkpoints"),
         ("loss curve", f"{checkpoint}/loss.png"),
         ("HF folder", paths[steps.export.name]),
-        ("samples", f"{paths[steps.samples.name]}/samples.txt"),
+        *([("samples", f"{paths[steps.samples.name]}/samples.txt")] if steps.samples else []),
         ("logs", f"{checkpoint}/.neve/attempts"),
         ("next", f"neve show {checkpoint}"),
     ]

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from neve import InputError
 
+from experiments.sft.cache_source import TokenCache, refuse_unused_fields
 from experiments.sft.sources import DataSource, HubModel, ModelSource
 from steps.mix_datasets import LONG_CONVERSATIONS, PACKINGS, check_mixture
+from steps.tokenize_chat import TURN_POLICIES, LossOptions
 from steps.train_sft import OptimizerConfig
-from steps.transform_conversations import ConversationSchema
+from steps.transform_conversations import ConversationSchema, RowPolicies
 
 
 def _one_if_none(value: float | None) -> float:
@@ -27,17 +29,30 @@ class DatasetSpec:
     name: str
     """Names its steps (raw/, conversations/, tokenized/), which other recipes then share."""
 
-    source: DataSource
-    """Where the raw rows come from."""
+    source: DataSource | TokenCache
+    """Where the raw rows come from, or a token cache that exists already."""
 
     schema: ConversationSchema = ConversationSchema()  # noqa: RUF009  frozen
-    """Columns, keys and role values of a conversation."""
+    """Columns, keys and role values of a conversation; kind "auto" finds them in the first rows."""
 
     files: tuple[str, ...] = ("**/*.parquet", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst")
     """Globs of the source's files that hold conversations; `**` crosses folders."""
 
+    subset: str = ""
+    """Subset of a data set in the hub's layout; empty: the only one; `*`: all."""
+
+    split: str = ""
+    """Split, such as train; empty: the only one, several are refused; `*`: all."""
+
     replacements: tuple[tuple[str, str], ...] = ()
     """Pairs (text, replacement) applied to every message, such as think tags to the model's tokens."""
+
+    policies: RowPolicies = RowPolicies()  # noqa: RUF009  frozen
+    """What happens to rows with faults: error, drop or keep for each."""
+
+    special_text: str = "error"
+    """Text of special tokens in the data: error, drop, escape (it stays text), keep (it becomes the token).
+    What replacements put in is always meant."""
 
     max_rejected_fraction: float = 0.01
     """Share of rows that may be rejected before the step fails, 0 to 1."""
@@ -63,6 +78,8 @@ class DatasetSpec:
                 f"dataset {self.name!r}: max_rejected_fraction must be from 0 to 1, got "
                 f"{self.max_rejected_fraction}. 0.01 lets one row in a hundred be rejected."
             )
+        if isinstance(self.source, TokenCache):
+            refuse_unused_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +150,10 @@ class SFTSpec:
     """Data sets of the mixture, one or more."""
 
     chat_template: str = "marin"
-    """Name of a registered chat template, or the path of a Jinja file with generation marks."""
+    """Name of a registered chat template, path of a Jinja file with generation marks, or "tokenizer": its own."""
+
+    loss: LossOptions = LossOptions()  # noqa: RUF009  frozen
+    """What is trained of a conversation: turns, roles, reasoning, ends of turns."""
 
     validation_fraction: float = 0.0
     """Share of each data set held out by a hash of the conversation, 0 to 0.5."""
@@ -203,12 +223,16 @@ class SFTSpec:
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more. Execution."""
 
+    num_data_processes: int | None = None
+    """Processes that transform and tokenize, 1 or more; None: one for each core. Execution."""
+
     tracker: TrackerSpec = TrackerSpec()
     """Weights & Biases project and tags. Execution."""
 
     def __post_init__(self) -> None:
         """Checks every field that can be checked without its surroundings."""
         self._check_names()
+        self._check_caches()
         self._check_numbers()
         if (self.num_train_steps is None) == (self.num_train_epochs is None):
             raise InputError(
@@ -252,6 +276,18 @@ class SFTSpec:
                     "Pick one of them."
                 )
 
+    def _check_caches(self) -> None:
+        """Refuses what only tokenization could do where the tokens exist already."""
+        for dataset in self.datasets:
+            if not isinstance(dataset.source, TokenCache):
+                continue
+            policy = dataset.long_conversations or self.long_conversations
+            if self.loss != LossOptions() or policy in TURN_POLICIES:
+                raise InputError(
+                    f"dataset {dataset.name!r}: loss and long_conversations at turn borders are fixed in a "
+                    f"token cache, got {self.loss} and {policy!r}. Leave loss out, and drop or truncate."
+                )
+
     def _check_numbers(self) -> None:
         whole = "a whole number"
         limits: list[tuple[str, float, float, float, str]] = [
@@ -268,6 +304,7 @@ class SFTSpec:
             ("sample_max_tokens", self.sample_max_tokens, 1, 2**20, whole),
             ("checkpoint_every_seconds", self.checkpoint_every_seconds, 1, 10**9, whole),
             ("eval_every_train_steps", self.eval_every_train_steps, 1, 2**40, whole),
+            ("num_data_processes", _one_if_none(self.num_data_processes), 1, 4096, whole),
             ("per_device_batch_size", _one_if_none(self.per_device_batch_size), 1, 2**20, whole),
             (
                 "checkpoint_every_train_steps",
@@ -290,8 +327,11 @@ __all__ = [
     "ConversationSchema",
     "DatasetSpec",
     "HubModel",
+    "LossOptions",
     "MeshSpec",
     "OptimizerConfig",
+    "RowPolicies",
     "SFTSpec",
+    "TokenCache",
     "TrackerSpec",
 ]

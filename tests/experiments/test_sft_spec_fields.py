@@ -11,7 +11,14 @@ from neve import make_plan
 from experiments.sft.configs.snowball_h100 import SPEC
 from experiments.sft.launcher import sft_steps
 from experiments.sft.sources import HubDataset, HubModel
-from experiments.sft.spec import DatasetSpec, MeshSpec, OptimizerConfig, SFTSpec, TrackerSpec
+from experiments.sft.spec import (
+    DatasetSpec,
+    LossOptions,
+    MeshSpec,
+    OptimizerConfig,
+    SFTSpec,
+    TrackerSpec,
+)
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/reference/sft_spec.md"
 OTHER_REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -33,6 +40,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         )
     },
     "chat_template": {"chat_template": "chatml"},
+    "loss": {"loss": LossOptions(train_turns="last")},
     "validation_fraction": {"validation_fraction": 0.1},
     "optimizer": {"optimizer": OptimizerConfig(learning_rate=1e-4)},
     "seq_len": {"seq_len": 16_384},
@@ -59,6 +67,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "checkpoint_every_train_steps": {"checkpoint_every_train_steps": 5},
     "checkpoint_every_seconds": {"checkpoint_every_seconds": 60},
     "eval_every_train_steps": {"eval_every_train_steps": 5},
+    "num_data_processes": {"num_data_processes": 3},
     "tracker": {"tracker": TrackerSpec(project="other", tags=("x",))},
 }
 
@@ -77,7 +86,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 def fingerprints(spec: SFTSpec) -> dict[str, str]:
     """Returns {role of the step: fingerprint} of a spec's steps on 32 H100s."""
     steps = sft_steps(spec, "32xH100")
-    plan = make_plan([steps.samples], "/nowhere")
+    plan = make_plan([steps.last], "/nowhere")
     roles = {row.name: row.name.partition("/")[0] for row in plan.rows}
     return {ROLES.get(roles[row.name], roles[row.name]): row.fingerprint for row in plan.rows}
 
@@ -107,7 +116,7 @@ def test_the_accelerator_changes_no_fingerprint() -> None:
     """The same recipe on another number of devices finds the same outputs."""
     eight = dataclasses.replace(SPEC, mesh=MeshSpec(context=2, expert=4))
     steps = sft_steps(eight, "8xcpu")
-    plan = make_plan([steps.samples], "/nowhere")
+    plan = make_plan([steps.last], "/nowhere")
 
     assert {row.fingerprint for row in plan.rows} == set(fingerprints(SPEC).values())
 

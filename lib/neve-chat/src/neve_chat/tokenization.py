@@ -29,6 +29,7 @@ from neve_chat.render import ChatRenderer
 from neve_chat.shards import list_shards
 from neve_chat.spans import LossOptions, make_probe
 from neve_chat.statistics import SplitCounts
+from neve_chat.template_check import check_template_fits
 from neve_chat.templates import check_generation_marks, tokenizer_template
 from neve_chat.terminator import Terminator, find_terminator
 from neve_chat.tokenize_part import PartConfig, example_path, is_validation, make_worker
@@ -106,6 +107,7 @@ def tokenize_conversations(
     renderer = ChatRenderer(
         template, special_tokens=tokenizer.special_tokens, name=options.template_name
     )
+    check_template_fits(renderer, tokenizer, options.template_name, options.tokenizer_path)
     terminator = find_terminator(renderer, tokenizer, options.template_name)
     make_probe(renderer, options.loss, options.template_name)
     parts, total = _parts(input_path)
