@@ -82,12 +82,16 @@ def test_transform_reads_one_subset_and_split_of_a_hub_layout(tmp_path: Path) ->
     assert questions(tmp_path / "out") == ["q2"]
 
 
-def test_transform_finds_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_resolved", [False, True])
+def test_transform_finds_the_schema(
+    is_resolved: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """
     Kind auto says what it chose, records it, and gives what the written schema gives.
     """
     write_lines(tmp_path / "in.jsonl", [conversation(i) for i in range(5)])
     schema = ConversationSchema(kind="auto", id_column="task")
+    schema = schema.resolved() if is_resolved else schema
 
     found = run(tmp_path / "in.jsonl", tmp_path / "auto", schema=schema)
 

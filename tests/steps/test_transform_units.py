@@ -239,6 +239,22 @@ def test_finished_units_of_another_input_are_refused(tmp_path: Path) -> None:
         run(tmp_path / "in", tmp_path / "out")
 
 
+def test_a_finished_shard_that_was_damaged_since_is_refused(tmp_path: Path) -> None:
+    """
+    Facts that say more than what is on disk never lead to fewer rows in silence.
+    """
+    write_source(tmp_path / "in")
+    run(tmp_path / "in", tmp_path / "out")
+    shard = tmp_path / "out/shard-00003.jsonl.zst"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+    with pytest.raises(ChatInputError, match=r"shard-00003.jsonl.zst: must have the .* bytes"):
+        run(tmp_path / "in", tmp_path / "out")
+    shard.unlink()
+    with pytest.raises(ChatInputError, match=r"got no file\. Remove the output"):
+        run(tmp_path / "in", tmp_path / "out")
+
+
 def test_quarantine_keeps_the_first_rows_of_each_reason(tmp_path: Path) -> None:
     """
     Of each reason a thousand rows of a unit are kept and all of them are counted.

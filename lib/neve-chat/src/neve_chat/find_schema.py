@@ -32,11 +32,11 @@ def find_schema(files: Sequence[InputFile], schema: ConversationSchema, where: s
     """
     rows = list(itertools.islice(_rows(files), NUM_ROWS_LOOKED_AT))
     proposal = choose_schema(rows, where, schema)
-    usual = ConversationSchema(kind="auto")
+    own, usual = schema.resolved(), ConversationSchema(kind="auto").resolved()
     given = {
-        field.name: getattr(schema, field.name)
-        for field in dataclasses.fields(schema)
-        if getattr(schema, field.name) != getattr(usual, field.name)
+        field.name: getattr(own, field.name)
+        for field in dataclasses.fields(own)
+        if getattr(own, field.name) != getattr(usual, field.name)
     }
     return dataclasses.replace(proposal, schema=dataclasses.replace(proposal.schema, **given))
 

@@ -17,6 +17,7 @@ from neve import storage
 from neve_chat.adapt import RowAdapter, roles_report
 from neve_chat.checks import RowPolicies
 from neve_chat.duplicates import find_duplicates
+from neve_chat.errors import ChatInputError
 from neve_chat.find_schema import find_schema
 from neve_chat.hub_layout import choose_files
 from neve_chat.input_files import InputFile
@@ -112,6 +113,8 @@ def transform_conversations(
     if tasks.index:
         return {}
     summary = _summary(facts, inputs)
+    if policies.duplicate_rows != "drop":
+        _check_shards(summary["shards"], output_path)
     if found is not None:
         summary["schema"] = {"found": found.text(), **dataclasses.asdict(schema)}
     _refuse_if_too_many(facts, summary, input_path, output_path, schema, max_rejected_fraction)
@@ -152,6 +155,20 @@ def _summary(facts: Sequence[Mapping[str, Any]], inputs: Sequence[InputFile]) ->
         "num_shards": len(shards),
         "shards": shards,
     }
+
+
+def _check_shards(shards: Sequence[Mapping[str, Any]], output_path: str) -> None:
+    """
+    What earlier attempts finished must still be there.
+    """
+    present = {file.name: file.size for file in storage.list_files(output_path)}
+    for shard in shards:
+        if present.get(shard["name"]) != shard["bytes"]:
+            raise ChatInputError(
+                f"shard {storage.join(output_path, shard['name'])}: must have the "
+                f"{shard['bytes']:,} bytes that an earlier attempt wrote, got "
+                f"{present.get(shard['name'], 'no file')}. Remove the output and run again."
+            )
 
 
 def _refuse_if_too_many(
