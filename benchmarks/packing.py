@@ -18,7 +18,7 @@ SEQ_LEN = 32_768
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="How full rows get, beside Levanter.")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--large", type=int, default=1_000_000, help="conversations to time")
     options = parser.parse_args()

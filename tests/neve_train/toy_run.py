@@ -134,7 +134,7 @@ def resumed(folder: Path) -> Any:
     from neve_train.training import Callbacks, train
 
     output_path = folder / "stopped"
-    result = {"after_kill": train(train_config(folder), str(output_path))}
+    result: dict[str, Any] = {"after_kill": train(train_config(folder), str(output_path))}
     result["rows"] = [
         json.loads(row) for row in (output_path / "loss.jsonl").read_text().splitlines()
     ]

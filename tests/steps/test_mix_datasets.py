@@ -1,5 +1,6 @@
 """The plan of a mixture: rows, tokens, shares, and number of train steps."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def make_config(
     fields = datasets or {}
     values: dict[str, Any] = {
         "datasets": tuple(
-            MixedDataset(name=name, **({"cache": str(folder / name)} | fields.get(name, {})))
+            dataclasses.replace(
+                MixedDataset(name=name, cache=str(folder / name)), **fields.get(name, {})
+            )
             for name in names
         ),
         "seq_len": 16,

@@ -120,7 +120,7 @@ def _concat_labels(sources: list[MixtureSource], seed: int, epoch: int) -> np.nd
 
 def _interleave_labels(sources: list[MixtureSource], seed: int, *, until_all: bool) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    probabilities = [source.weight for source in sources]
+    probabilities = np.array([source.weight for source in sources], dtype=np.float64)
     sizes = np.array([source.num_rows for source in sources])
     counts = np.zeros(len(sources), dtype=np.int64)
     blocks = []

@@ -1,0 +1,134 @@
+"""Plans that don't fit what is trained on are refused before anything is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from neve_chat.cache import TreeCacheWriter
+from neve_chat.errors import ChatInputError
+from neve_chat.row_plan import SEGMENT, RowPlan
+from neve_train.config import TrainSftConfig
+from neve_train.errors import TrainInputError
+
+from steps.mix_datasets import MixDatasetsConfig, MixedDataset, mix_datasets
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # on the import of Levanter
+
+LENGTHS = (4, 6, 8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two data sets of three rows and a plan of two train steps of three rows of 8 tokens."""
+    for name in ("a", "b"):
+        split = tmp_path / name / "train"
+        writer = TreeCacheWriter(str(split), scratch=split / "scratch", preprocessor_metadata={})
+        with writer:
+            for length in LENGTHS:
+                writer.append(np.arange(length, dtype=np.int32), np.ones(length, np.int32))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = MixDatasetsConfig(
+        datasets=tuple(MixedDataset(name=name, cache=str(tmp_path / name)) for name in ("a", "b")),
+        seq_len=8,
+        batch_size=3,
+        num_train_steps=2,
+        model_config=str(tmp_path / "model"),
+    )
+    mix_datasets(config, str(tmp_path / "plan"))
+    return tmp_path
+
+
+def read(folder: Path, **changes: Any) -> Any:
+    from haliax import Axis
+    from neve_train.data import read_data, read_plan
+
+    values: dict[str, Any] = {
+        "model": "x",
+        "tokenizer": "x",
+        "plan": str(folder / "plan"),
+        "caches": (str(folder / "a"), str(folder / "b")),
+        "seq_len": 8,
+        "batch_size": 3,
+    }
+    config = TrainSftConfig(**(values | changes))
+    return read_data(config, read_plan(config), Axis("position", 8))
+
+
+def test_a_plan_that_fits_is_read(folder: Path) -> None:
+    """Its rows, and no held-out ones."""
+    data = read(folder)
+
+    assert data.train.plan.num_rows == 6
+    assert data.validation == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 2}, r"batch_size must be the one of the mixture .*, got 2 and 3 there"),
+        ({"seq_len": 16}, r"seq_len must be the one of the mixture .*, got 16 and 8 there"),
+        ({"caches": ("only",)}, r"number of caches must be .*, got 1 and 2 there"),
+        ({"plan": "/nowhere"}, r"must hold plan\.json, got none"),
+    ],
+)
+def test_a_plan_for_something_else_is_refused(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    """Both values are told. Source: verl#7401, a resume with another batch size."""
+    with pytest.raises(TrainInputError, match=message):
+        read(folder, **changes)
+
+
+def test_a_plan_of_another_form_is_refused(folder: Path) -> None:
+    """What an older version wrote has no rows."""
+    path = folder / "plan" / "plan.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+
+    with pytest.raises(TrainInputError, match="must have format 2, got 1"):
+        read(folder)
+
+
+def test_a_plan_with_fewer_rows_than_train_steps_is_refused(folder: Path) -> None:
+    """Training never ends early without a word."""
+    RowPlan.load(str(folder / "plan" / "train")).rows(0, 5).save(str(folder / "plan" / "train"))
+
+    with pytest.raises(TrainInputError, match="must hold 6 rows for 2 train steps, got 5"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("segment", "message"),
+    [
+        ((2, 0, 0, 4), "data set 2 of 2 caches"),
+        ((1, 3, 0, 4), "row 3 of 3"),
+        ((0, 1, 0, 7), "tokens beyond the end of a row"),
+        ((0, 1, 4, 4), "tokens beyond the end of a row"),
+    ],
+)
+def test_a_plan_beyond_its_caches_is_refused(
+    folder: Path, segment: tuple[int, int, int, int], message: str
+) -> None:
+    """Rows and tokens that aren't there are found before the first train step."""
+    segments = np.array([segment] * 6, dtype=SEGMENT)
+    RowPlan(segments, np.arange(1, 7)).save(str(folder / "plan" / "train"))
+
+    with pytest.raises(TrainInputError, match=message):
+        read(folder)
+
+
+def test_rows_that_are_too_long_are_refused(folder: Path) -> None:
+    """Two whole conversations that don't fit in 8 tokens."""
+    segments = np.array([(0, 1, 0, 6), (0, 0, 0, 4)] * 6, dtype=SEGMENT)
+    RowPlan(segments, np.arange(2, 13, 2)).save(str(folder / "plan" / "train"))
+
+    with pytest.raises(TrainInputError, match="10 tokens in a row of 8"):
+        read(folder)
+
+
+def test_a_cache_that_is_gone_is_refused(folder: Path) -> None:
+    """The path is named."""
+    with pytest.raises(ChatInputError, match=r"gone/train: must be a finished cache"):
+        read(folder, caches=(str(folder / "a"), str(folder / "gone")))
