@@ -202,16 +202,17 @@ def _ascii(tag: str) -> str:
     return json.dumps(tag)[1:-1]
 
 
-def _texts(row: Mapping[str, Any]) -> list[str]:
+def _texts(row: Mapping[str, Any]) -> set[str]:
     """
-    Every string of a row that reaches the template, keys of objects included.
+    Every string of a row that reaches the template, keys of objects included. Once each: most of
+    them are keys and roles.
     """
-    found: list[str] = []
+    found: set[str] = set()
     left: list[Any] = [row.get(field) for field in _FIELDS]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            found.append(value)
+            found.add(value)
         elif isinstance(value, dict):
             left += value.keys()
             left += value.values()
