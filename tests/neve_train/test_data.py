@@ -65,6 +65,53 @@ def test_a_plan_that_fits_is_read(folder: Path) -> None:
     assert data.validation == []
 
 
+def test_loss_weights_survive_packing(tmp_path: Path) -> None:
+    """Rows of 5, 3 and 6 tokens in rows of 8; weights follow the masks, whatever the tokens are.
+
+    Token 14 after an inner end of text (1) keeps its weight, the first row's inner end keeps its 0;
+    all weights together are those of the rows alone. Source: trl#3728.
+    """
+    rows = [
+        ([3, 10, 1, 11, 1], [0, 0, 0, 1, 1]),
+        ([3, 12, 1], [0, 1, 1]),
+        ([3, 13, 1, 14, 15, 1], [0, 1, 1, 1, 1, 1]),
+    ]
+    split = tmp_path / "a" / "train"
+    with TreeCacheWriter(str(split), scratch=split / "scratch", preprocessor_metadata={}) as writer:
+        for ids, mask in rows:
+            writer.append(np.array(ids, np.int32), np.array(mask, np.int32))
+    (tmp_path / "config.json").write_text("{}")
+    mix_datasets(
+        MixDatasetsConfig(
+            datasets=(MixedDataset(name="a", cache=str(tmp_path / "a")),),
+            seq_len=8,
+            batch_size=2,
+            num_train_epochs=1,
+            packing="packed",
+            model_config=str(tmp_path),
+        ),
+        str(tmp_path / "plan"),
+    )
+
+    data = read(tmp_path, caches=(str(tmp_path / "a"),), batch_size=2)
+
+    examples = data.train.as_sync_dataset().get_batch([0, 1])
+    # The weight at a position is that of the next token: moved right by one they stand at the tokens.
+    got = sorted(
+        (
+            example.tokens.array.tolist(),
+            [0, *example.loss_weight.array.astype(int).tolist()[:-1]],
+            example.attn_mask.segment_ids[0].array.tolist(),
+        )
+        for example in examples
+    )
+    assert got == [
+        ([3, 10, 1, 11, 1, 3, 12, 1], [0, 0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]),
+        ([3, 13, 1, 14, 15, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, -1, -1]),
+    ]
+    assert sum(sum(weights) for _, weights, _ in got) == 9
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -290,6 +290,19 @@ def test_a_data_set_that_is_never_drawn_is_refused(folder: Path, tmp_path: Path)
         mix_datasets(make_config(folder, ("short", "long"), weights), str(tmp_path))
 
 
+def test_a_short_training_says_what_it_does_without(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row of an epoch of five holds nothing of one of the two: concat tells it."""
+    config = make_config(folder, ("short", "long"), num_train_steps=1, batch_size=1)
+
+    result = mix_datasets(config, str(tmp_path))
+
+    missing = [source["name"] for source in result["sources"] if not source["drawn"]]
+    assert len(missing) == 1
+    assert f"{missing[0]}: NOTHING of it is in these train steps" in capsys.readouterr().out
+
+
 def test_held_out_rows_are_planned_under_the_same_rules(folder: Path, tmp_path: Path) -> None:
     """A long row is dropped there too; every other one comes once, packed like the rest."""
     write_split(tmp_path / "cache" / "train", ROWS["short"])

@@ -82,6 +82,8 @@ def mixture_table(plan: dict[str, Any]) -> str:
     ]
     for source in plan["sources"]:
         lines += _losses(source, plan["seq_len"])
+        if not source["drawn"]:
+            lines.append(f"{source['name']}: NOTHING of it is in these train steps")
     for source in plan["validation"]["sources"]:
         lines += _losses(source, plan["seq_len"])
     return "\n".join([*lines, *_totals(plan)])

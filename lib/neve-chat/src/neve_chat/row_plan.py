@@ -156,7 +156,7 @@ def plan_training(
         seed: of every order.
 
     Raises:
-        ChatInputError: a data set is empty, or nothing of it is among the rows.
+        ChatInputError: a data set is empty, or has a weight of which nothing is among the rows.
     """
     epochs = _planned_epochs(sources, fitted, mixing, packing, seq_len, seed)
     plans: list[RowPlan] = []
@@ -172,7 +172,8 @@ def plan_training(
             wanted = math.ceil(exact / batch_size) * batch_size
     sizes = tuple(plan.num_rows for plan in plans)
     rows = RowPlan.joined(plans).rows(0, wanted)
-    _check_all_drawn(sources, rows, wanted)
+    if mixing != "concat":  # there a training shorter than an epoch may do without one
+        _check_all_drawn(sources, rows, wanted)
     return PlannedTraining(
         rows=rows,
         num_train_steps=wanted // batch_size,
@@ -237,6 +238,5 @@ def _check_all_drawn(sources: list[MixtureSource], rows: RowPlan, num_rows: int)
     if never:
         raise ChatInputError(
             f"mixture: every data set must be drawn at least once, got none of {', '.join(never)} "
-            f"in the {num_rows:,} rows of the training. Train longer, raise its weight or repeat, "
-            "or leave it out."
+            f"in the {num_rows:,} rows of the training. Train longer, raise its weight or leave it out."
         )
