@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
 from neve_chat.adapt import RowRejected
 from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer
 from neve_chat.schemas import ConversationSchema
 from neve_chat.spans import LossOptions, canonical_roles, make_probe, select_spans
 from neve_chat.templates import load_template, template_names
+
+from tests.neve_chat.conversation_strategies import ROW, example_settings
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -298,6 +302,62 @@ def test_options_that_a_template_cannot_serve_are_refused(
     """
     with pytest.raises(ChatInputError, match=message_pattern):
         trained(template, TURNS, **options)
+
+
+CHOICES = (
+    LossOptions(train_turns="last"),
+    LossOptions(train_roles=("user", "tool")),
+    LossOptions(train_roles=("system", "user", "assistant", "tool")),
+    LossOptions(train_end_of_turn=False),
+    LossOptions(train_reasoning=False),
+)
+
+
+def test_chosen_spans_of_random_conversations_keep_to_their_roles() -> None:
+    """
+    Spans are ordered and apart, within the generation blocks for the assistant and outside for the
+    others, and every text of the user is in them.
+    """
+    renderers = {
+        name: ChatRenderer(load_template(name).text, special_tokens=SPECIAL_TOKENS)
+        for name in template_names()
+        if name != "qwen3_nothink"
+    }
+    probes = {
+        (name, options): make_probe(renderer, options, name)
+        for name, renderer in renderers.items()
+        for options in CHOICES
+    }
+    reasons: Counter[str] = Counter()
+
+    @example_settings(80)
+    @given(row=ROW)
+    def run(row: dict[str, Any]) -> None:
+        for (name, options), probe in probes.items():
+            rendered = renderers[name].render_row(row)
+            try:
+                chosen = select_spans(rendered, row, options, probe)
+            except RowRejected as refusal:
+                reasons[refusal.reason] += 1
+                continue
+            borders = [border for span in chosen.spans for border in span]
+            assert chosen.text == rendered.text
+            assert borders == sorted(borders)
+            blocks = {place for span in rendered.spans for place in range(*span)}
+            places = {place for span in chosen.spans for place in range(*span)}
+            if options.train_roles == ("assistant",):
+                assert places <= blocks
+            elif "assistant" in options.train_roles:
+                assert blocks <= places
+            else:
+                assert not places & blocks
+                words = "".join(chosen.text[start:end] for start, end in chosen.spans)
+                users = [turn for turn in row["messages"] if turn["role"] == "user"]
+                assert all(turn["content"].strip() in words for turn in users)
+
+    run()
+    assert set(reasons) <= {"reasoning not closed"}
+    assert reasons.total() < 20
 
 
 def test_loss_options_import_is_light() -> None:
