@@ -163,7 +163,7 @@ def test_tokenize_accepts_a_terminator_that_is_not_eos(tmp_path: Path, tokenizer
     """
     What the template renders counts, not the tokenizer's eos token.
     """
-    template = INSIDE.replace("<|im_end|>", "<end_of_turn>")
+    template = INSIDE.replace("<|im_end|>", "<|eot_id|>")  # eos is <|end_of_text|>
 
     results = run(
         tmp_path, [turns(("user", "q"), ("assistant", "a"))], tokenizer_path, template=template

@@ -7,23 +7,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neve import storage
 
-from neve_chat.adapt import RowRejected
 from neve_chat.cache import PART_PATTERN, TreeCacheWriter
+from neve_chat.checks import RowRejected
 from neve_chat.errors import ChatInputError
 from neve_chat.parts import Part, write_facts
 from neve_chat.preview import example_json, example_text
 from neve_chat.quarantine import Quarantine
-from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal
+from neve_chat.render import ChatRenderer, Rendered
+from neve_chat.row_rendering import RowRendering
 from neve_chat.shards import read_shard
-from neve_chat.spans import make_probe, select_spans
-from neve_chat.special_text import SpecialText
 from neve_chat.statistics import SplitCounts
 from neve_chat.terminator import Terminator, find_terminator
 from neve_chat.tokens import ChatTokenizer, Tokens
@@ -36,7 +35,6 @@ __all__ = ["PartConfig", "example_path", "is_validation", "make_worker"]
 
 # Each token of a batch costs about 200 bytes while it lives.
 _BATCH_CHARS = 1_000_000
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "documents", "self"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +104,7 @@ class _Worker:
             name=options.template_name,
         )
         self.terminator = find_terminator(self.renderer, self.tokenizer, options.template_name)
-        self.probe = make_probe(self.renderer, options.loss, options.template_name)
-        self.special_text = SpecialText(
-            self.tokenizer.special_texts, options.special_text, options.allowed_special_text
-        )
+        self.rendering = RowRendering(self.renderer, self.tokenizer, options)
 
     def __call__(self, part: Part) -> dict[str, Any]:
         output = self.config.output_path
@@ -142,14 +137,12 @@ class _PartRun:
         self.options = worker.config.options
         self.num_rows = 0
         self.num_unclosed = 0
-        self.notes: Counter[str] = Counter()
         self.counts = {"train": SplitCounts(), "validation": SplitCounts()}
         self._config = worker.config
         self._path = storage.join(worker.config.input_path, part.unit["name"])
         self._tokenizer = worker.tokenizer
-        self._renderer = worker.renderer
-        self._probe = worker.probe
-        self._special_text = worker.special_text
+        self._rendering = worker.rendering
+        self._rendering.notes.clear()
         self._terminator: Terminator = worker.terminator
         self._part = part
         self._caches = caches
@@ -162,8 +155,8 @@ class _PartRun:
             self._shortener = Shortener(
                 self.options.long_conversations,
                 self.options.max_tokens,
-                lambda row: self._tokenizer.encode_rendered([self._render(row)])[0],
-                lambda row: len(self._render(row).spans),
+                lambda row: self._tokenizer.encode_rendered([self._rendering.render(row)])[0],
+                lambda row: len(self._rendering.render(row).spans),
             )
 
     def rendered_batches(self) -> Iterator[list[tuple[dict[str, Any], Rendered]]]:
@@ -175,11 +168,11 @@ class _PartRun:
         for row in read_shard(self._path):
             self.num_rows += 1
             try:
-                rendered = self._render(row)
+                rendered = self._rendering.render(row)
             except RowRejected as refusal:
                 self._quarantine.add(refusal.reason, refusal.detail, row["id"], row)
                 continue
-            self.notes.update(_reasoning_notes(row["messages"], rendered.text))
+            self._rendering.note(row, rendered)
             batch.append((row, rendered))
             num_chars += len(rendered.text)
             if num_chars >= _BATCH_CHARS:
@@ -200,23 +193,11 @@ class _PartRun:
         """
         all_tokens = self._tokenizer.encode_rendered([rendered for _, rendered in batch])
         for (row, rendered), tokens in zip(batch, all_tokens, strict=True):
-            if rendered.cuts and self._tokenizer.num_special(
-                tokens
-            ) != self._special_text.num_markers(rendered):
-                detail = "the tokenizer's normalizer makes special tokens of other text"
-                self._quarantine.add("text of a special token", detail, row["id"], row)
-            elif not tokens.num_trained:
-                detail = "the template marks nothing of this conversation as the assistant's"
-                self._quarantine.add("no trained tokens", detail, row["id"], row)
-            elif self._shortener and len(tokens.ids) > self.options.max_tokens:
-                pieces = self._shortener.shorten(row)
-                if not pieces:
-                    detail = f"{len(tokens.ids):,} tokens, and no turn fits into a row"
-                    self._quarantine.add("too long", detail, row["id"], row)
-                for piece, piece_tokens in pieces:
+            try:
+                for piece, piece_tokens in self._pieces(row, rendered, tokens):
                     self._add(piece, piece_tokens, row["id"])
-            else:
-                self._add(row, tokens, row["id"])
+            except RowRejected as refusal:
+                self._quarantine.add(refusal.reason, refusal.detail, row["id"], row)
 
     def write_example(self) -> None:
         """
@@ -234,18 +215,40 @@ class _PartRun:
         """
         Everything that is counted, as JSON.
         """
-        if self._shortener:
-            self.notes.update(self._shortener.notes)
+        notes = self._rendering.notes + (self._shortener.notes if self._shortener else Counter())
         return {
             "rows_in": self.num_rows,
             "splits": {split: counts.as_json() for split, counts in self.counts.items()},
             "unclosed": self.num_unclosed,
-            "notes": dict(self.notes),
+            "notes": dict(notes),
             "rejected": dict(self._quarantine.counts),
             "first_rejected": self._quarantine.first,
             "has_example": self._example is not None,
             "encoder": self._tokenizer.encoder_report(),
         }
+
+    def _pieces(
+        self, row: dict[str, Any], rendered: Rendered, tokens: Tokens
+    ) -> list[tuple[dict[str, Any], Tokens]]:
+        """
+        The rows of the cache that a conversation becomes: itself, or pieces that fit.
+
+        Raises:
+            RowRejected: nothing of it can be trained.
+            ChatInputError: it holds the text of special tokens, and special_text is "error".
+        """
+        self._rendering.check(row, rendered, tokens)
+        if not tokens.num_trained:
+            detail = "the template marks nothing of this conversation as the assistant's"
+            raise RowRejected("no trained tokens", detail)
+        if not self._shortener or len(tokens.ids) <= self.options.max_tokens:
+            return [(row, tokens)]
+        pieces = self._shortener.shorten(row)
+        if not pieces:
+            raise RowRejected(
+                "too long", f"{len(tokens.ids):,} tokens, and no turn fits into a row"
+            )
+        return pieces
 
     def _add(self, row: dict[str, Any], tokens: Tokens, conversation_id: str) -> None:
         is_held_out = is_validation(conversation_id, self.options.validation_fraction)
@@ -266,52 +269,3 @@ class _PartRun:
             )
             self._writers[split] = self._caches.enter_context(writer)
         return self._writers[split]
-
-    def _render(self, row: dict[str, Any]) -> Rendered:
-        """
-        The row as text with its trained spans.
-
-        Raises:
-            RowRejected: the template refuses it, or it holds the text of special tokens.
-            ChatInputError: it holds such text, and special_text is "error".
-        """
-        keeps = self.options.special_text == "keep"
-        source = row if keeps else self._special_text.escape(row)
-        kwargs = {
-            key: value
-            for key, value in (source.get("chat_template_kwargs") or {}).items()
-            if key not in _OURS
-        }
-        try:
-            rendered = self._renderer.render(
-                source["messages"], tools=source.get("tools"), **kwargs
-            )
-        except TemplateRefusal as refusal:
-            raise RowRejected("template refused", str(refusal)) from refusal
-        rendered = select_spans(rendered, source, self.options.loss, self._probe)
-        if source is not row:
-            rendered = self._special_text.unescape(rendered)
-            if rendered.cuts and self.options.special_text != "escape":
-                self._refuse_special_text(row)
-        return rendered
-
-    def _refuse_special_text(self, row: dict[str, Any]) -> None:
-        found = self._special_text.find(row)
-        where = ", ".join(f"{marker} in {path}" for path, marker in found[:3])
-        detail = where or "strings that make one together"
-        if self.options.special_text == "drop":
-            raise RowRejected("text of a special token", detail)
-        raise ChatInputError(
-            f"conversation {row['id']} ({row.get('source')}): must not hold the text of special "
-            f"tokens, which would be tokenized as if the template had written it; got {detail}. "
-            'Set special_text to "escape" (it stays text), "drop" or "keep", or name markers that '
-            "belong there in allowed_special_text."
-        )
-
-
-def _reasoning_notes(messages: Iterable[dict[str, Any]], text: str) -> Iterator[str]:
-    for message in messages:
-        if reasoning := message.get("reasoning_content"):
-            yield "reasoning fields"
-            if reasoning not in text:
-                yield "reasoning fields dropped by the template"

@@ -5,6 +5,7 @@ Rendered conversations to token ids and loss masks, equal to transformers' and L
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import json
 import os
@@ -84,6 +85,7 @@ class ChatTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.special_texts = tuple(added[index].content for index in sorted(self.special_ids))
+        self.has_normalizer = self._tokenizer.normalizer is not None
         self.id_limit: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._referee = Referee(
             self.json_bytes,
@@ -127,7 +129,7 @@ class ChatTokenizer:
         """
         return self._referee.suspect
 
-    @property
+    @functools.cached_property
     def keeps_text_at_cuts(self) -> bool:
         """
         Whether the text stays the same where it is cut (`Rendered.cuts`). Tokenizers that put a
