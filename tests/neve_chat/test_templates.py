@@ -349,3 +349,24 @@ def test_load_template_leaves_the_tokenizers_own_for_later() -> None:
     template = load_template("tokenizer")
 
     assert (template.name, template.text) == ("tokenizer", "")
+
+
+def test_marin_writes_the_tool_list_that_its_models_know() -> None:
+    """
+    Other words would be another prompt than the one of pre-training and of serving.
+    """
+    renderer = ChatRenderer(load_template("marin").text, special_tokens={"bos_token": "<B>"})
+    tools = [{"name": "f", "parameters": {"b": 1, "a": 2}}]
+
+    text = renderer.render([{"role": "user", "content": "hi"}], tools=tools).text
+
+    assert text == (
+        "<B><|start_header_id|>system<|end_header_id|>\n### Tools\n\n"
+        "You may call one or more functions to assist with the user query.\n"
+        "You are provided with function signatures within <tools> </tools> tags:\n\n"
+        '<tools>\n{"name": "f", "parameters": {"b": 1, "a": 2}}\n\n</tools>\n\n'
+        "For each function call, pass a json object with function name and arguments within "
+        "<tool_call> </tool_call> tags:\n"
+        '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n\n'
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\nhi<|eot_id|>\n"
+    )
