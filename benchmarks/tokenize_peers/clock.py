@@ -42,6 +42,7 @@ def run_entrant(make_entrant: Callable[[dict[str, Any]], Entrant], *packages: st
     with _quiet():
         entrant(job["small"], _empty(work / "warm-up"))()
         for size, seconds in seconds_of.items():
+            read_rows: Callable[[], Iterable[Row]] = list
             for _ in range(job["repeats"]):
                 out = _empty(work / size)
                 began, used = time.perf_counter(), _cpu_seconds()

@@ -29,7 +29,7 @@ def make_entrant(job: dict[str, Any]) -> Entrant:
 
     def run(files: list[str], out: str) -> Callable[[], Iterator[Row]]:
         rows = datasets.load_dataset("json", data_files=files, split="train", cache_dir=out)
-        made = rows.map(tokenize, remove_columns=rows.column_names, num_proc=len(job["cores"]))
+        made: Any = rows.map(tokenize, remove_columns=rows.column_names, num_proc=len(job["cores"]))
         return lambda: ((row["input_ids"], row["assistant_masks"]) for row in made)
 
     return run
