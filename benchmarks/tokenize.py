@@ -234,9 +234,10 @@ def make_report(
 
 def _facts(entrant: dict[str, Any]) -> dict[str, Any]:
     facts = {key: value for key, value in entrant.items() if key != "row_hashes"}
-    for key in ("seconds", "small_seconds", "cpu_seconds"):
+    for key in ("seconds", "small_seconds", "cpu_seconds", "small_cpu_seconds"):
         facts[key] = [round(seconds, 3) for seconds in facts[key]]
-    facts["tokens_per_second"] = round(facts["tokens_per_second"])
+    for key in ("tokens_per_second", "tokens_per_cpu_second"):
+        facts[key] = round(facts[key])
     return facts
 
 

@@ -37,7 +37,7 @@ def run_entrant(make_entrant: Callable[[dict[str, Any]], Entrant], *packages: st
     entrant = make_entrant(job)
     work = Path(job["work"])
     seconds_of: dict[str, list[float]] = {"small": [], "large": []}
-    cpu_seconds: list[float] = []
+    cpu_of: dict[str, list[float]] = {"small": [], "large": []}
     hashes, tokens_of = [], {}
     with _quiet():
         entrant(job["small"], _empty(work / "warm-up"))()
@@ -48,17 +48,19 @@ def run_entrant(make_entrant: Callable[[dict[str, Any]], Entrant], *packages: st
                 began, used = time.perf_counter(), _cpu_seconds()
                 read_rows = entrant(job[size], out)
                 seconds.append(time.perf_counter() - began)
-                cpu_seconds.append(_cpu_seconds() - used)
+                cpu_of[size].append(_cpu_seconds() - used)
             rows = [(row_hash(ids, mask), len(ids)) for ids, mask in read_rows()]
             hashes, tokens_of[size] = [row[0] for row in rows], sum(row[1] for row in rows)
     shutil.rmtree(work)
     result = {
         "seconds": seconds_of["large"],
         "small_seconds": seconds_of["small"],
-        "cpu_seconds": cpu_seconds[-job["repeats"] :],
+        "cpu_seconds": cpu_of["large"],
+        "small_cpu_seconds": cpu_of["small"],
         "tokens": tokens_of["large"],
         "small_tokens": tokens_of["small"],
         "tokens_per_second": _rate(tokens_of, seconds_of),
+        "tokens_per_cpu_second": _rate(tokens_of, cpu_of),
         "rows": len(hashes),
         "row_hashes": hashes,
         "versions": {name: importlib.metadata.version(name) for name in packages}
@@ -68,7 +70,7 @@ def run_entrant(make_entrant: Callable[[dict[str, Any]], Entrant], *packages: st
 
 
 def _rate(tokens: dict[str, int], seconds: dict[str, list[float]]) -> float:
-    """Returns tokens per second between the two sizes: what starting takes is in both.
+    """Returns tokens per (CPU) second between the two sizes: what starting takes is in both.
 
     A corpus that takes hardly longer than the small piece counts with the start.
     """
