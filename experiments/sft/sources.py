@@ -167,8 +167,15 @@ class HubDataset:
     revision: str
     """Full commit hash, 40 hex digits."""
 
-    files: tuple[str, ...] = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst")
-    """Patterns of the files to fetch; `*` also crosses `/`."""
+    files: tuple[str, ...] = (
+        "*.parquet",
+        "*.arrow",
+        "*.jsonl",
+        "*.jsonl.gz",
+        "*.jsonl.zst",
+        "README.md",
+    )
+    """Patterns of the files to fetch; `*` also crosses `/`. README.md names subsets and splits."""
 
     def step(self, name: str) -> ExecutorStep:
         """Returns the download step."""

@@ -35,7 +35,13 @@ class DatasetSpec:
     schema: ConversationSchema = ConversationSchema()  # noqa: RUF009  frozen
     """Columns, keys and role values of a conversation; kind "auto" finds them in the first rows."""
 
-    files: tuple[str, ...] = ("**/*.parquet", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst")
+    files: tuple[str, ...] = (
+        "**/*.parquet",
+        "**/*.arrow",
+        "**/*.jsonl",
+        "**/*.jsonl.gz",
+        "**/*.jsonl.zst",
+    )
     """Globs of the source's files that hold conversations; `**` crosses folders."""
 
     subset: str = ""

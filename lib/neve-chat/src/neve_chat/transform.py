@@ -20,7 +20,7 @@ from neve_chat.duplicates import find_duplicates
 from neve_chat.errors import ChatInputError
 from neve_chat.find_schema import find_schema
 from neve_chat.hub_layout import choose_files
-from neve_chat.input_files import InputFile
+from neve_chat.input_files import InputFile, find_input_files
 from neve_chat.parts import Part, Tasks, run_parts
 from neve_chat.quarantine import Refusals, refuse_if_too_many
 from neve_chat.schemas import ConversationSchema
@@ -88,6 +88,11 @@ def transform_conversations(
     """
     tasks, policies = tasks or Tasks(), policies or RowPolicies()
     inputs = choose_files(input_path, files, subset=subset, split=split)
+    chosen = {file.name for file in inputs}
+    others = [file.name for file in find_input_files(input_path, files) if file.name not in chosen]
+    if others and on_message is not None and not tasks.index:
+        names = ", ".join(others[:3]) + ("" if len(others) <= 3 else ", ...")
+        on_message(f"{len(others):,} files of other subsets or splits are left out: {names}")
     found = None
     if schema.kind == "auto":
         found = find_schema(inputs, schema, f"the conversations of {input_path}")
@@ -112,7 +117,7 @@ def transform_conversations(
     )
     if tasks.index:
         return {}
-    summary = _summary(facts, inputs)
+    summary = _summary(facts, inputs) | {"num_files_left_out": len(others)}
     if policies.duplicate_rows != "drop":
         _check_shards(summary["shards"], output_path)
     if found is not None:
