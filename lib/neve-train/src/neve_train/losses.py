@@ -27,7 +27,9 @@ class LossSums(NamedTuple):
     """Counts that the model reports, int32 scalars; empty if it reports none."""
 
 
-def loss_sums(model: Any, example: Any, *, z_loss: float = 0.0) -> LossSums:
+def loss_sums(
+    model: Any, example: Any, *, z_loss: float = 0.0, key: jax.Array | None = None
+) -> LossSums:
     """Returns the sums of one batch or microbatch, over all devices that hold it.
 
     Both sums use the same weights: Levanter's, in which the last position of a row never counts. A
@@ -37,10 +39,11 @@ def loss_sums(model: Any, example: Any, *, z_loss: float = 0.0) -> LossSums:
         model: Any LmHeadModel; one with activations_with_facts also reports counts.
         example: LmExample of the batch, on the current mesh.
         z_loss: Weight of the squared log-partition that is added to each position's loss, 0 or more.
+        key: Randomness of dropout; None where the model has none.
     """
     with_facts = getattr(model, "activations_with_facts", None)
     if with_facts is None:
-        outputs, facts = model.activations(example.tokens, example.attn_mask), {}
+        outputs, facts = model.activations(example.tokens, example.attn_mask, key=key), {}
     else:
         outputs, facts = with_facts(example.tokens, example.attn_mask)
     hidden, auxiliary = split_activations(outputs)
