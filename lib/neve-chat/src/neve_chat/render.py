@@ -199,6 +199,9 @@ class ChatRenderer:
         return self.render(row["messages"], tools=row.get("tools"), **own)
 
 
+_HEAD_CHARS = 32
+
+
 def rendering_notes(messages: Iterable[Mapping[str, Any]], text: str) -> Iterator[str]:
     """
     What the template changed or left out of a conversation, one note for each turn it befell.
@@ -209,7 +212,9 @@ def rendering_notes(messages: Iterable[Mapping[str, Any]], text: str) -> Iterato
 
     def is_there(part: str) -> bool:
         nonlocal position
-        found = text.find(part, position)
+        found = text.find(part[:_HEAD_CHARS], position)  # long needles cost str.find a preparation
+        if found < 0 or not text.startswith(part, found):
+            found = text.find(part, position)
         position = found + len(part) if found >= 0 else position
         return found >= 0 or part in text
 

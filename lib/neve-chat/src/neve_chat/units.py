@@ -1,5 +1,5 @@
 """
-The input cut into units of about 32 MB. The cut depends on the files alone, never on how many
+The input cut into units of about 16 MB. The cut depends on the files alone, never on how many
 processes or cluster tasks there are.
 
 Plain JSON lines are cut into byte ranges, parquet between row groups, arrow between record
@@ -19,7 +19,7 @@ from neve_chat.rows import Piece
 
 __all__ = ["UNIT_BYTES", "cut_units", "part_bytes", "pieces_of"]
 
-UNIT_BYTES = 32 * 2**20
+UNIT_BYTES = 16 * 2**20
 _THREADS = 16  # footers of remote files are waited for
 
 
