@@ -130,6 +130,7 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         precision=spec.precision,
         seed=spec.seed,
         capacity_factor=spec.capacity_factor,
+        max_dropped_fraction=spec.max_dropped_fraction,
         z_loss=spec.z_loss,
         execution=unhashed(_execution(spec, sizes)),
     )

@@ -202,6 +202,9 @@ class SFTSpec:
     capacity_factor: float = 1.25
     """Rows that each expert shard accepts over its even share, 1.0 or more; assignments beyond it are dropped."""
 
+    max_dropped_fraction: float = 0.001
+    """Share of a train step's expert assignments, 0 to 1; if more are dropped, training stops."""
+
     z_loss: float = 0.0
     """Weight of the z-loss, 0 or more."""
 
@@ -305,6 +308,7 @@ class SFTSpec:
             ("seed", self.seed, 0, 2**31 - 1, whole),
             ("data_seed", self.data_seed, 0, 2**31 - 1, whole),
             ("capacity_factor", self.capacity_factor, 1.0, 1e6, "a number"),
+            ("max_dropped_fraction", self.max_dropped_fraction, 0, 1, "a share"),
             ("z_loss", self.z_loss, 0, 1e6, "a number"),
             ("num_samples", self.num_samples, 1, 64, whole),
             ("sample_max_tokens", self.sample_max_tokens, 1, 2**20, whole),

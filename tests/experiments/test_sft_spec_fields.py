@@ -58,6 +58,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "seed": {"seed": 1},
     "data_seed": {"data_seed": 1},
     "capacity_factor": {"capacity_factor": 2.0},
+    "max_dropped_fraction": {"max_dropped_fraction": 0.01},
     "z_loss": {"z_loss": 1e-4},
     "num_samples": {"num_samples": 5},
     "sample_max_tokens": {"sample_max_tokens": 7},

@@ -129,6 +129,8 @@ class TrainSftConfig:
     """Seed of training, 0 or more."""
     capacity_factor: float = 1.25
     """Rows that an expert shard accepts over its even share, 1 or more; more are dropped."""
+    max_dropped_fraction: float = 0.001
+    """Share of a train step's expert assignments, 0 to 1; if more are dropped, training stops."""
     z_loss: float = 0.0
     """Weight of the squared log-partition, 0 or more."""
     execution: Any = ExecutionConfig()
@@ -149,4 +151,9 @@ class TrainSftConfig:
             raise TrainInputError(
                 "training: capacity_factor must be 1 or more and z_loss 0 or more, got "
                 f"{self.capacity_factor} and {self.z_loss}. Raise them."
+            )
+        if not 0 <= self.max_dropped_fraction <= 1:
+            raise TrainInputError(
+                "training: max_dropped_fraction must be from 0 to 1, got "
+                f"{self.max_dropped_fraction}. Change it."
             )

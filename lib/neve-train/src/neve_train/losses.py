@@ -45,7 +45,7 @@ def loss_sums(
     if with_facts is None:
         outputs, facts = model.activations(example.tokens, example.attn_mask, key=key), {}
     else:
-        outputs, facts = with_facts(example.tokens, example.attn_mask)
+        outputs, facts = with_facts(example.tokens, example.attn_mask, key=key)
     hidden, auxiliary = split_activations(outputs)
     weight = example.loss_weight.astype(jnp.float32)
     total: Any = maybe_fused_next_token_loss(
