@@ -1,4 +1,4 @@
-"""Step: fine-tune Snowball on token caches with Levanter; resumable after any kind of end."""
+"""Step: fine-tune a model on token caches with Levanter; resumable after any kind of end."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ def train_sft(config: TrainSftConfig, output_path: str) -> dict[str, Any]:
 def _check_mesh_of_model(config: TrainSftConfig) -> None:
     """Refuses a mesh that can't fit before anything heavy is imported."""
     from neve import storage
+    from neve_train.families import family_of
 
     sizes = dict(config.execution.mesh)
-    path = storage.join(str(config.model), "config.json")
-    if not sizes or -1 in sizes.values() or not storage.exists(path):
+    allowed = family_of(str(config.model)).mesh_axes
+    if not sizes or -1 in sizes.values():
         return
-    num_experts = storage.read_json(path).get("num_experts")
+    path = storage.join(str(config.model), "config.json")
+    num_experts = storage.read_json(path).get("num_experts") if "expert" in allowed else None
     num_devices = math.prod(sizes.values())
-    check_mesh(num_devices, sizes, config.batch_size, config.seq_len, num_experts)
+    check_mesh(num_devices, sizes, config.batch_size, config.seq_len, num_experts, allowed)

@@ -1,4 +1,4 @@
-"""The boundary to Levanter: configs, training, resume, export and generation of Snowball.
+"""The boundary to Levanter: configs, training, resume, export and generation.
 
 Importing this package, its `config`, `errors` and `mesh` is light: no jax. The other modules import it.
 """

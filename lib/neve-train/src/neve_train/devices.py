@@ -20,11 +20,14 @@ from levanter.utils.mesh import MeshConfig
 __all__ = ["base_trainer_config", "initialize", "on_mesh"]
 
 
-def base_trainer_config(axes: Mapping[str, int], **fields: Any) -> TrainerConfig:
-    """Returns a TrainerConfig for Snowball's shardings on a mesh with these axis sizes.
+def base_trainer_config(
+    axes: Mapping[str, int], *, explicit_axes: bool = True, **fields: Any
+) -> TrainerConfig:
+    """Returns a TrainerConfig on a mesh with these axis sizes.
 
     Args:
         axes: Sizes of all axes, as check_mesh gives them.
+        explicit_axes: requires_explicit_mesh_axes of the model's config; Snowball's is true.
         **fields: Further fields of TrainerConfig.
     """
     from levanter.callbacks.watch import WatchConfig
@@ -39,7 +42,7 @@ def base_trainer_config(axes: Mapping[str, int], **fields: Any) -> TrainerConfig
     )
     return TrainerConfig(
         mesh=mesh,
-        use_explicit_mesh_axes=True,
+        use_explicit_mesh_axes=explicit_axes,
         tracker=NoopConfig(),
         watch=WatchConfig(watch_targets=[]),
         log_jaxprs=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import haliax as hax
@@ -16,8 +16,8 @@ from neve import storage
 
 from neve_train import checkpoints, devices
 from neve_train.errors import CheckpointError
+from neve_train.families import family_of, hf_converter, read_model_config
 from neve_train.mesh import check_mesh, export_axes
-from neve_train.model import NeveSnowballConfig, read_model_config
 from neve_train.tokenizer_files import (
     end_token_ids,
     write_generation_files,
@@ -58,11 +58,18 @@ def export(
     devices.initialize()
     config = read_model_config(model_path)
     end_ids = end_token_ids(tokenizer_path, model_path, template_text, eos_token_ids)
-    sizes = _axes(axes, config)
-    with devices.on_mesh(devices.base_trainer_config(sizes)):
+    sizes = _axes(axes, model_path, config)
+    explicit = config.requires_explicit_mesh_axes
+    with devices.on_mesh(devices.base_trainer_config(sizes, explicit_axes=explicit)):
         model, step = load_checkpoint_model(checkpoint_path, config, on_message)
-        converter = config.hf_checkpoint_converter().replaced(tokenizer=_tokenizer(tokenizer_path))
-        converter.save_pretrained(model, output_path, save_tokenizer=False, dtype=jnp.dtype(dtype))
+        converter = hf_converter(config, _tokenizer(tokenizer_path), model_path)
+        converter.save_pretrained(
+            model,
+            output_path,
+            save_reference_code=False,
+            save_tokenizer=False,
+            dtype=jnp.dtype(dtype),
+        )
         parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     if jax.process_index() == 0:
         write_tokenizer_files(tokenizer_path, output_path, template_text)
@@ -92,7 +99,7 @@ def newest_checkpoint(path: str) -> list[Any]:
 
 
 def load_checkpoint_model(
-    path: str, config: NeveSnowballConfig, on_message: Callable[[str], None]
+    path: str, config: Any, on_message: Callable[[str], None]
 ) -> tuple[Any, int]:
     """Returns the model and the completed train steps of the newest readable checkpoint.
 
@@ -120,13 +127,11 @@ def load_checkpoint_model(
     return eqx.combine(loaded, rest), candidate.step + 1
 
 
-def load_hf_model(config: NeveSnowballConfig, folder: str, tokenizer_path: str, dtype: Any) -> Any:
+def load_hf_model(config: Any, folder: str, tokenizer_path: str, dtype: Any) -> Any:
     """Returns the model of a Hugging Face folder on the current mesh."""
-    converter = config.hf_checkpoint_converter().replaced(
-        reference_checkpoint=folder, tokenizer=_tokenizer(tokenizer_path)
-    )
+    converter = hf_converter(config, _tokenizer(tokenizer_path), folder)
     return converter.load_pretrained(
-        cast("Any", config.model_type),  # an equinox module that declares its own serialization
+        config.model_type,
         config=config,
         axis_mapping=hax.partitioning.current_thread_local_mapping(),
         dtype=dtype,
@@ -139,8 +144,10 @@ def _tokenizer(path: str) -> Any:
     return load_tokenizer(path)
 
 
-def _axes(axes: Mapping[str, int] | None, config: NeveSnowballConfig) -> dict[str, int]:
+def _axes(axes: Mapping[str, int] | None, folder: str, config: Any) -> dict[str, int]:
     count = jax.device_count()
+    allowed = family_of(folder).mesh_axes
+    num_experts = config.num_experts if "expert" in allowed else None
     if not axes:
-        return export_axes(count, config.num_experts)
-    return check_mesh(count, axes, count, count, config.num_experts)
+        return export_axes(count, num_experts)
+    return check_mesh(count, axes, count, count, num_experts, allowed)

@@ -14,12 +14,14 @@ import numpy as np
 from haliax import Axis
 from haliax.partitioning import named_jit
 from jax.sharding import PartitionSpec
+from levanter.layers.attention import AttentionMask
+from levanter.models.lm_model import split_activations
 
 from neve_train import devices
 from neve_train.errors import TrainInputError
 from neve_train.export import load_hf_model
+from neve_train.families import family_of, read_model_config
 from neve_train.mesh import export_axes
-from neve_train.model import read_model_config
 
 __all__ = ["Answer", "generate"]
 
@@ -63,7 +65,8 @@ def generate(
     devices.initialize()
     config = read_model_config(config_path)
     num_devices = jax.device_count()
-    axes = export_axes(num_devices, config.num_experts)
+    can_split_experts = "expert" in family_of(config_path).mesh_axes
+    axes = export_axes(num_devices, config.num_experts if can_split_experts else None)
     longest = max(len(prompt) for prompt in prompts)
     if longest + max_new_tokens > config.max_seq_len:
         raise TrainInputError(
@@ -77,7 +80,9 @@ def generate(
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
         ends[row] = len(prompt)
-    trainer_config = devices.base_trainer_config(axes)
+    trainer_config = devices.base_trainer_config(
+        axes, explicit_axes=config.requires_explicit_mesh_axes
+    )
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     with devices.on_mesh(trainer_config):
         model = load_hf_model(config, model_path, tokenizer_path, dtype)
@@ -127,14 +132,20 @@ def _decode(
 def _chooser(Pos: Axis, num_rows: int, trainer_config: Any) -> Callable[..., np.ndarray]:
     """Returns choose(model, tokens, ends) -> int32[row], the likeliest next token of each row."""
     Batch = Axis("batch", num_rows)
-    replicated = PartitionSpec(None, None)
+
+    def replicated(array: Any) -> Any:
+        whole = PartitionSpec(*[None] * array.ndim)
+        if trainer_config.use_explicit_mesh_axes:
+            return jax.sharding.reshard(array, whole)
+        return jax.lax.with_sharding_constraint(array, whole)
 
     @named_jit(axis_resources=trainer_config.compute_axis_mapping)
     def step(model: Any, tokens: Any, ends: Any) -> Any:
-        hidden = model.activations(hax.named(tokens, (Batch, Pos))).array
-        hidden = jax.sharding.reshard(hidden, PartitionSpec(None, None, None))
-        last = jnp.take_along_axis(hidden, (ends - 1)[:, None, None], axis=1)[:, 0]
-        head = jax.sharding.reshard(model.transformer.output_proj, replicated)
+        mask = AttentionMask.causal()
+        hidden, _ = split_activations(model.activations(hax.named(tokens, (Batch, Pos)), mask))
+        rows = replicated(hidden.rearrange((Batch, Pos, model.Embed)).array)
+        last = jnp.take_along_axis(rows, (ends - 1)[:, None, None], axis=1)[:, 0]
+        head = replicated(model.get_lm_head().rearrange((model.Embed, model.Vocab)).array)
         return jnp.argmax((last @ head).astype(jnp.float32), axis=-1)
 
     def choose(model: Any, tokens: np.ndarray, ends: np.ndarray) -> np.ndarray:

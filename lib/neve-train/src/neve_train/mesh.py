@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from neve_train.errors import TrainInputError
 
 __all__ = ["AXES", "check_mesh", "export_axes"]
 
 AXES = ("data", "expert", "context", "model")
-"""Axes that Snowball's shardings name: data and expert split the batch, context each row."""
+"""Axes of every mesh: data and expert split the batch, context each row, model the weight matrices."""
 
 
 def check_mesh(
@@ -19,6 +19,7 @@ def check_mesh(
     batch_size: int,
     seq_len: int,
     num_experts: int | None = None,
+    allowed: Sequence[str] = AXES,
 ) -> dict[str, int]:
     """Returns the size of every axis, with -1 and absent axes filled in.
 
@@ -27,10 +28,11 @@ def check_mesh(
         axes: Axis sizes; absent ones are 1 and one may be -1.
         batch_size: Rows per train step.
         seq_len: Positions per row.
-        num_experts: Routed experts of the model; None where unknown.
+        num_experts: Routed experts of the model; None where unknown or where there are none.
+        allowed: Axes over which the model's family can be split; all others must be 1.
 
     Raises:
-        TrainInputError: An axis is unknown, or something doesn't divide.
+        TrainInputError: An axis is unknown or not allowed, or something doesn't divide.
     """
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for name, size in axes.items():
@@ -39,7 +41,7 @@ def check_mesh(
         if name not in sizes:
             raise TrainInputError(
                 f"mesh: axes must be among {', '.join(AXES)}, got {name}={size}. "
-                "Snowball splits nothing over another axis; use data."
+                "No model is split over another axis; use data."
             )
         sizes[name] = size
     if list(sizes.values()).count(-1) > 1 or any(
@@ -57,6 +59,12 @@ def check_mesh(
         )
     if absorber is not None:
         sizes[absorber] = num_devices // fixed
+    unused = {name: size for name, size in sizes.items() if size > 1 and name not in allowed}
+    if unused:
+        raise TrainInputError(
+            f"mesh: this model's axes can only be {', '.join(allowed)}, got {_text(unused)}. "
+            "Set these to 1 and data to -1."
+        )
     _check_divides("batch_size", batch_size, sizes["data"] * sizes["expert"], "data x expert")
     _check_divides("seq_len", seq_len, sizes["context"], "context")
     if num_experts is not None:
@@ -64,9 +72,9 @@ def check_mesh(
     return sizes
 
 
-def export_axes(num_devices: int, num_experts: int) -> dict[str, int]:
-    """Returns a mesh that holds the weights in parts wherever num_experts allows it."""
-    expert = math.gcd(num_devices, num_experts)
+def export_axes(num_devices: int, num_experts: int | None) -> dict[str, int]:
+    """Returns a mesh that holds the weights in parts wherever num_experts (None: none) allows it."""
+    expert = math.gcd(num_devices, num_experts) if num_experts else 1
     return {"data": num_devices // expert, "expert": expert, "context": 1, "model": 1}
 
 

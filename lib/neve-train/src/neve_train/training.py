@@ -1,4 +1,4 @@
-"""Trains Snowball with Levanter's Trainer, from Hugging Face weights or where an attempt stopped."""
+"""Trains a model with Levanter's Trainer, from Hugging Face weights or where an attempt stopped."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
 from neve_train.data import read_data, read_plan
 from neve_train.errors import TrainInputError
 from neve_train.export import load_hf_model
+from neve_train.families import family_of, read_model_config
 from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
-from neve_train.model import read_model_config
 from neve_train.tracking import start_tracking
 
 __all__ = ["Callbacks", "train"]
@@ -91,7 +91,8 @@ class _Run:
             dict(self.execution.mesh) or {"data": -1},
             config.batch_size,
             config.seq_len,
-            self.model_config.num_experts,
+            getattr(self.model_config, "num_experts", None),
+            family_of(str(config.model)).mesh_axes,
         )
         self.checkpoints_path = storage.join(output_path, "checkpoints")
         self.metrics = MetricsFile(storage.join(output_path, "loss.jsonl"))
@@ -103,6 +104,7 @@ class _Run:
         rows = config.batch_size // (self.axes["data"] * self.axes["expert"])
         trainer_config = devices.base_trainer_config(
             self.axes,
+            explicit_axes=self.model_config.requires_explicit_mesh_axes,
             id=run_id,
             seed=config.seed,
             mp=devices.policy(config.precision),
