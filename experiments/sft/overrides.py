@@ -20,6 +20,7 @@ def apply_overrides(spec: Any, args: list[str]) -> Any:
             the spec refuses.
     """
     rest = list(args)
+    changes: dict[tuple[str, ...], str] = {}
     while rest:
         flag = rest.pop(0)
         if not flag.startswith(FLAG):
@@ -29,39 +30,51 @@ def apply_overrides(spec: Any, args: list[str]) -> Any:
             if not rest:
                 raise InputError(f"{flag}: must be followed by a value, got nothing. Add one.")
             value = rest.pop(0)
-        spec = _replace(spec, path.split("."), value, flag=f"{FLAG}{path}")
-    return spec
+        changes[tuple(path.split("."))] = value
+    return _replaced(spec, changes, FLAG.rstrip("."))
 
 
-def _replace(node: Any, path: list[str], text: str, flag: str) -> Any:
-    """Returns a copy of `node` with the field at `path` decoded from `text`."""
-    name, *below = path
+def _replaced(node: Any, changes: dict[tuple[str, ...], str], flag: str) -> Any:
+    """Returns a copy of `node` with all changes at once, so that fields that depend on each other can change."""
+    below: dict[str, dict[tuple[str, ...], str]] = {}
+    for (name, *rest), text in changes.items():
+        below.setdefault(name, {})[tuple(rest)] = text
     if isinstance(node, tuple):
-        if not name.isdigit() or int(name) >= len(node):
-            raise InputError(
-                f"{flag}: must name an element from 0 to {len(node) - 1}, got {name!r}. "
-                f"Write for example {flag.rpartition('.')[0]}.0."
-            )
         items = list(node)
-        if not below:
-            raise InputError(f"{flag}: must name a field of the element, got none. Add .<field>.")
-        items[int(name)] = _replace(items[int(name)], below, text, flag)
+        for name, inner in below.items():
+            index = _index(node, name, inner, f"{flag}.{name}")
+            items[index] = _replaced(items[index], inner, f"{flag}.{name}")
         return tuple(items)
+    values = {name: _value(node, name, inner, f"{flag}.{name}") for name, inner in below.items()}
+    return dataclasses.replace(node, **values) if values else node
+
+
+def _index(node: tuple[Any, ...], name: str, inner: dict[tuple[str, ...], str], flag: str) -> int:
+    if not name.isdigit() or int(name) >= len(node):
+        raise InputError(
+            f"{flag}: must name an element from 0 to {len(node) - 1}, got {name!r}. "
+            f"Write for example {flag.rpartition('.')[0]}.0."
+        )
+    if () in inner:
+        raise InputError(f"{flag}: must name a field of the element, got none. Add .<field>.")
+    return int(name)
+
+
+def _value(node: Any, name: str, inner: dict[tuple[str, ...], str], flag: str) -> Any:
+    """Returns the new value of one field: decoded, or a copy with changes inside."""
     names = [field.name for field in dataclasses.fields(node)]
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else f" Fields: {', '.join(names)}."
         raise InputError(f"{flag}: must name a field of {type(node).__name__}, got {name!r}.{hint}")
+    if () in inner:
+        return _decode(typing.get_type_hints(type(node))[name], inner[()], flag)
     value = getattr(node, name)
-    if below:
-        if not (dataclasses.is_dataclass(value) or isinstance(value, tuple)):
-            raise InputError(
-                f"{flag}: {name!r} must hold fields of its own, got {value!r}. Drop the rest of the name."
-            )
-        return dataclasses.replace(node, **{name: _replace(value, below, text, flag)})
-    return dataclasses.replace(
-        node, **{name: _decode(typing.get_type_hints(type(node))[name], text, flag)}
-    )
+    if not (dataclasses.is_dataclass(value) or isinstance(value, tuple)):
+        raise InputError(
+            f"{flag}: {name!r} must hold fields of its own, got {value!r}. Drop the rest of the name."
+        )
+    return _replaced(value, inner, flag)
 
 
 def _decode(kind: Any, text: str, flag: str) -> Any:
