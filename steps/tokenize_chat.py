@@ -4,6 +4,7 @@ Step: canonical conversations to Levanter token caches with loss masks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,4 +137,33 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
         f"{train['trained_tokens']:,} of them trained; "
         f"{results['validation']['rows']:,} conversations held out"
     )
+    for text in _warnings(results):
+        progress.message(text)
     return results
+
+
+def _warnings(results: dict[str, Any]) -> Iterator[str]:
+    """
+    What a user should know of the rows that were kept or refused.
+    """
+    notes = dict(results["notes"])
+    fields = notes.pop("reasoning fields", 0)
+    if dropped := notes.pop("reasoning fields dropped by the template", 0):
+        yield (
+            f"{dropped:,} of {fields:,} reasoning fields are dropped by the template, as it does at "
+            "serving: cut each conversation behind every assistant turn to train them all"
+        )
+    for note, count in notes.items():
+        if count:
+            yield f"{note}: {count:,}"
+    if results["rejected"]:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in results["rejected"].items())
+        yield f"refused: {reasons}; kept in rejected/"
+    encoder = results["encoder"]
+    yield (
+        f"fastokens encoded {encoder['fast']:,} conversations; tokenizers checked "
+        f"{encoder['refereed']:,} of them, {encoder['differences']:,} differ"
+        if encoder["fast"]
+        else "encoded with tokenizers"
+    )
+    yield from encoder["messages"]

@@ -203,3 +203,30 @@ def test_a_fast_encoder_that_errs_is_replaced_everywhere(
 def run_in(folder: Path, tokenizer: str, conversations: list[Any]) -> dict[str, Any]:
     folder.mkdir()
     return run(folder, tokenizer, conversations)
+
+
+def test_reasoning_that_the_template_drops_is_told(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The counts, and what to do to train it all.
+    """
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ (m.reasoning_content if loop.last else '') + m.content + '<|im_end|>' }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    answer = {"role": "assistant", "content": "ok", "reasoning_content": "abc"}
+    user = {"role": "user", "content": "q"}
+    second = {**answer, "reasoning_content": "the"}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [user, answer, user, second]}))
+    rows = TransformConversationsConfig(input=str(tmp_path / "in.jsonl"))
+    transform_conversations(rows, str(tmp_path / "rows"))
+
+    config = TokenizeChatConfig(
+        input=str(tmp_path / "rows"), tokenizer=tokenizer_path, template=template
+    )
+    results = tokenize_chat(config, str(tmp_path / "cache"))
+
+    assert results["notes"]["reasoning fields"] == 2
+    assert "1 of 2 reasoning fields are dropped by the template" in capsys.readouterr().out
