@@ -34,11 +34,16 @@ class Repo:
     refs: dict[str, str] = dataclasses.field(default_factory=dict)
     private: bool = False
     gated: bool = False
+    log: list[tuple[str, str, list[str]]] = dataclasses.field(default_factory=list)
+    """Branch, title and paths of each commit that a client made."""
 
 
 @dataclasses.dataclass
 class Fault:
-    """What to do wrong with the next `times` GETs of a file, or of the listing (name "")."""
+    """What to do wrong with the next `times` GETs of a file, or of the listing (name "").
+
+    Uploads of large files have the name "lfs", and commits "commit".
+    """
 
     drop_after: int | None = None
     wrong_bytes: bool = False
@@ -47,6 +52,7 @@ class Fault:
     retry_after: int | None = None
     redirect_to: str | None = None
     hang_after: int | None = None
+    skip: int = 0
     times: int = 1
 
 

@@ -29,11 +29,13 @@ from tests.hub.content import (
     sibling,
     tree_entry,
 )
+from tests.hub.uploads import UploadRoutes
 
 __all__ = ["Blob", "Fault", "LocalHub", "Repo", "Request", "make_blob"]
 
 _PAGE = 100
 _API = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)/(revision|tree|paths-info)/([^/]+)(?:/.*)?")
+_INFO = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)")
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -44,6 +46,7 @@ class LocalHub:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.faults: dict[str, Fault] = {}
         self.requests: list[Request] = []
+        self.objects: dict[str, bytes] = {}
         self.tokens = tokens
         self.hanging = threading.Event()
         self.released = threading.Event()
@@ -70,6 +73,10 @@ class LocalHub:
         entry.private, entry.gated = private, gated
         return sha
 
+    def can_write(self, token: str, path: str) -> bool:
+        """Return whether a token may write; an object's address is itself the right to send it."""
+        return token in self.tokens or path.startswith("/lfs/")
+
     def fail(self, name: str, **fault: int | bool | str) -> None:
         """Make the next GETs of a file go wrong; see Fault."""
         self.faults[name] = Fault(**fault)
@@ -79,6 +86,9 @@ class LocalHub:
         with self.lock:
             fault = self.faults.get(name)
             if fault is None or fault.times < 1:
+                return Fault()
+            if fault.skip:
+                fault.skip -= 1
                 return Fault()
             fault.times -= 1
             return fault
@@ -99,7 +109,7 @@ class LocalHub:
             thread.join()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(UploadRoutes, http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  name of the base
@@ -114,10 +124,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def _read_body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        pieces = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
     def _answer(self) -> None:
         hub: LocalHub = self.server.hub
         url = urllib.parse.urlsplit(self.path)
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = self._read_body()
         auth = self.headers.get("Authorization")
         path = urllib.parse.unquote(url.path)
         hub.requests.append(Request(self.command, path, self.headers.get("Range"), bool(auth)))
@@ -125,9 +148,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if auth and token not in hub.tokens:
             message = "Invalid credentials in Authorization header"
             return self._refuse(401, "", message)
-        api, resolve = _API.fullmatch(path), _RESOLVE.fullmatch(path)
+        if self.command in ("POST", "PUT") and not path.startswith("/api/datasets/"):
+            if "/paths-info/" not in path and not hub.can_write(token, path):
+                return self._refuse(403, "", "You need a token that may write")
+            if self.answer_write(path):
+                return None
+        api, info, resolve = (form.fullmatch(path) for form in (_API, _INFO, _RESOLVE))
         if api:
             repo_type, repo, verb, rev = api.groups()
+        elif info:
+            repo_type, repo, verb, rev = info[1], info[2], "revision", "main"
         elif resolve:
             repo_type, verb = ("dataset" if resolve[1] else "model"), "resolve"
             repo, rev = resolve[2], resolve[3]
@@ -145,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files = entry.commits[sha]
         if verb == "resolve":
             return self._send_file(sha, resolve[4], files.get(resolve[4]))
-        return self._send_api(repo, verb, sha, files, urllib.parse.parse_qs(url.query))
+        return self._send_api((repo_type, repo), verb, sha, files, urllib.parse.parse_qs(url.query))
 
     def _refuse(self, status: int, code: str, message: str, **headers: str) -> None:
         body = json.dumps({"error": message}).encode()
@@ -161,8 +191,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_api(
-        self, repo: str, verb: str, sha: str, files: dict[str, Blob], query: dict[str, list[str]]
+        self,
+        key: tuple[str, str],
+        verb: str,
+        sha: str,
+        files: dict[str, Blob],
+        query: dict[str, list[str]],
     ) -> None:
+        kind, repo = key
         fault = self.server.hub.take_fault("")
         if fault.status:
             return self._fail_status(fault)
@@ -171,6 +207,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if verb == "revision":
             siblings = [sibling(entry) for entry in entries]
             value = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "tags": []}
+            value["private"] = self.server.hub.repos[kind, repo].private
         elif verb == "paths-info":
             text = self.body.decode()
             form = json.loads(text) if text[:1] == "{" else urllib.parse.parse_qs(text)

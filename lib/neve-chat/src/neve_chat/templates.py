@@ -20,10 +20,12 @@ from neve_chat.errors import ChatInputError
 
 __all__ = [
     "TOKENIZER_TEMPLATE",
+    "TRAINING_TEMPLATE_FILE",
     "ChatTemplate",
     "check_generation_marks",
     "fitting_templates",
     "load_template",
+    "serving_template",
     "template_names",
     "template_tokens",
     "tokenizer_template",
@@ -31,6 +33,9 @@ __all__ = [
 
 TOKENIZER_TEMPLATE = "tokenizer"
 """The name that stands for the template in the tokenizer's folder."""
+
+TRAINING_TEMPLATE_FILE = "training_chat_template.jinja"
+"""Where an export keeps the template with its generation marks."""
 
 _FILES = Path(__file__).parent / "template_files"
 
@@ -114,7 +119,8 @@ def tokenizer_template(path: str, name: str = "default") -> ChatTemplate:
     The template in a tokenizer's folder, found as transformers finds it.
 
     chat_template.jinja comes before the chat_template in tokenizer_config.json; a folder with
-    several named ones gives the one asked for, never another.
+    several named ones gives the one asked for, never another. Before both comes the
+    training_chat_template.jinja of an export, whose other two are without marks.
 
     Args:
         path: the tokenizer's folder, local or remote.
@@ -154,9 +160,11 @@ def _tokenizer_templates(path: str) -> Mapping[str, str]:
     Name -> text of the templates in a tokenizer's folder.
     """
     found: dict[str, str] = {}
-    file = storage.join(path, "chat_template.jinja")
-    if storage.exists(file):
-        found["default"] = storage.read_bytes(file).decode("utf-8")
+    for name in (TRAINING_TEMPLATE_FILE, "chat_template.jinja"):
+        file = storage.join(path, name)
+        if storage.exists(file):
+            found["default"] = storage.read_bytes(file).decode("utf-8")
+            break
     folder = storage.join(path, "additional_chat_templates")
     for entry in storage.list_names(folder):
         if entry.endswith(".jinja"):
@@ -171,6 +179,22 @@ def _tokenizer_templates(path: str) -> Mapping[str, str]:
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value}
     return value or {}
+
+
+def serving_template(text: str) -> str:
+    """
+    The same template for readers that don't know generation marks: they have become comments.
+
+    Jinja strips the white space around a comment as it does around a tag, so that the text of a
+    conversation stays the same.
+    """
+
+    def as_comment(region: re.Match[str]) -> str:
+        if region["tag"] not in ("generation", "endgeneration"):
+            return region[0]
+        return "{#" + region[0][2:-2] + "#}"
+
+    return _REGION.sub(as_comment, text)
 
 
 def check_generation_marks(name: str, text: str, *, fitting: Sequence[str] | None = None) -> None:
