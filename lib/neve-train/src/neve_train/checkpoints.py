@@ -6,18 +6,24 @@ if it holds metadata.json, which is written last.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import equinox as eqx
+import jax
 from levanter.checkpoint import (
     CheckpointCandidate,
     Checkpointer,
     CheckpointRetention,
     discover_checkpoint_candidates,
+    load_checkpoint,
 )
+from levanter.trainer import TrainerConfig
+from levanter.trainer_state import saveable_training_mask
 from neve import storage
 
+from neve_train.config import ExecutionConfig
 from neve_train.errors import CheckpointError
 
 __all__ = [
@@ -84,26 +90,50 @@ def restore_newest(
 
 
 class NotingCheckpointer(Checkpointer):
-    """Levanter's checkpointer that counts completed train steps and tells before each save."""
+    """Levanter's checkpointer that counts completed train steps and tells before each save.
 
-    def __init__(self, *args: Any, before_save: Callable[[], None], **kwargs: Any) -> None:
-        """Args: those of Checkpointer, and before_save, called before anything is written."""
-        super().__init__(*args, **kwargs)
+    Writing goes on behind the next train steps; by time and by train step, as the execution says.
+    """
+
+    def __init__(
+        self, path: str, execution: ExecutionConfig, *, before_save: Callable[[], None]
+    ) -> None:
+        """Saves nothing yet.
+
+        Args:
+            path: Folder of step-N folders.
+            execution: Cadence of checkpoints, and which are kept.
+            before_save: Called before anything is written.
+        """
+        super().__init__(
+            path,
+            timedelta(seconds=execution.checkpoint_every_seconds),
+            [],
+            keep_last_temporary_checkpoints=execution.keep_last_checkpoints,
+        )
+        self._every = execution.checkpoint_every_train_steps
+        self._keep_every = execution.keep_every_train_steps or self._every
         self._before_save = before_save
 
-    def after_step(self, state: Any, completed: int, *, keep: bool, force: bool = False) -> None:
-        """Saves if it is time to, or if the checkpoint is to be kept.
+    def after_step(self, state: Any, completed: int, *, is_last: bool, is_stopping: bool) -> None:
+        """Saves if it is time to, if training ends here, or if it is about to be stopped.
 
         Args:
             state: TrainerState after `completed` train steps.
             completed: Number of train steps done.
-            keep: Save, and never remove.
-            force: Save although this step was saved.
+            is_last: Save, and never remove.
+            is_stopping: Save, if only until the next one.
         """
-        if keep:
-            self.request_checkpoint(CheckpointRetention.PERMANENT)
-        is_first = keep and completed == 1  # Levanter saves its step 0 only when forced
-        self.on_step(tree=state.saveable_state, step=completed - 1, force=force or is_first)
+        if is_last or _divides(self._keep_every, completed):
+            wanted = CheckpointRetention.PERMANENT
+        elif is_stopping or _divides(self._every, completed):
+            wanted = CheckpointRetention.TEMPORARY
+        else:
+            wanted = None
+        if wanted is not None:
+            self.request_checkpoint(wanted)
+        is_first = wanted is not None and completed == 1  # Levanter only saves step 0 when forced
+        self.on_step(tree=state.saveable_state, step=completed - 1, force=is_first)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Saves, after before_save."""
@@ -111,19 +141,37 @@ class NotingCheckpointer(Checkpointer):
         super().save_checkpoint(*args, **kwargs)
 
 
+def _divides(every: int | None, completed: int) -> bool:
+    return every is not None and completed % every == 0
+
+
 def without_step(
     candidates: list[CheckpointCandidate], completed: int
 ) -> list[CheckpointCandidate]:
     """Removes the unreadable checkpoint of a train step that was just done again, if any."""
     for candidate in candidates:
-        if candidate.step == completed - 1:
+        if candidate.step == completed - 1 and jax.process_index() == 0:
             storage.remove_tree(candidate.path)
     return [candidate for candidate in candidates if candidate.step != completed - 1]
 
 
-def restored(trainer: Any, training_key: Any, model_init: Callable[[], Any], path: str) -> Any:
-    """Returns the TrainerState of one checkpoint, on the trainer's mesh."""
-    trainer.config = dataclasses.replace(
-        trainer.config, load_checkpoint=True, load_checkpoint_path=path
+def restored(shape: Any, path: str, trainer_config: TrainerConfig, fresh: Callable[[], Any]) -> Any:
+    """Returns the TrainerState of one checkpoint, on the config's mesh.
+
+    Args:
+        shape: The state's shapes, from eqx.filter_eval_shape on the mesh.
+        path: One step-N folder.
+        trainer_config: Mesh, and how axes map to it.
+        fresh: Makes a fresh state, for the weights that aren't trained and so aren't saved.
+    """
+    mask = saveable_training_mask(shape, shape.is_trainable)
+    saved, rest = eqx.partition(shape, mask)
+    loaded = load_checkpoint(
+        saved,
+        path,
+        axis_mapping=trainer_config.parameter_axis_mapping,
+        mesh=trainer_config.device_mesh,
     )
-    return trainer.initial_state(training_key, model_init=model_init)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(rest)):
+        rest = eqx.partition(fresh(), mask)[1]
+    return eqx.combine(loaded, rest)

@@ -8,9 +8,11 @@ from typing import Any
 
 from neve_train.errors import TrainInputError
 
-__all__ = ["ExecutionConfig", "OptimizerConfig", "TrainSftConfig"]
+__all__ = ["TRACKERS", "ExecutionConfig", "LoraConfig", "OptimizerConfig", "TrainSftConfig"]
 
 SCHEDULES = ("cosine", "linear", "constant")
+
+TRACKERS = ("wandb", "tensorboard", "trackio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +54,43 @@ class OptimizerConfig:
             value = getattr(self, name)
             if not (is_inside and math.isfinite(value)):
                 raise TrainInputError(f"optimizer: {name} must be {rule}, got {value}. Change it.")
+        if self.warmup > 1 and self.warmup != int(self.warmup):
+            raise TrainInputError(
+                "optimizer: warmup must be below 1 or whole train steps, got "
+                f"{self.warmup}. Round it."
+            )
         if self.schedule not in SCHEDULES:
             raise TrainInputError(
                 f"optimizer: schedule must be one of {', '.join(SCHEDULES)}, got "
                 f"{self.schedule!r}. Pick one of them."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters: the base model stays as it is, only they are trained."""
+
+    rank: int = 16
+    """Inner size of each adapter, 1 or more."""
+    alpha: float = 32.0
+    """What an adapter adds is scaled by alpha / rank, above 0."""
+    dropout: float = 0.0
+    """Share of an adapter's inputs that are zeroed in training, 0 to < 1."""
+    target_modules: tuple[str, ...] = ()
+    """Names of linear layers, such as q_proj; empty: all but the output head."""
+
+    def __post_init__(self) -> None:
+        """Checks every number."""
+        ranges = (
+            ("rank", self.rank >= 1 and self.rank == int(self.rank), "a whole number from 1"),
+            ("alpha", self.alpha > 0 and math.isfinite(self.alpha), "above 0"),
+            ("dropout", 0 <= self.dropout < 1, "from 0 to below 1"),
+        )
+        for name, is_inside, rule in ranges:
+            if not is_inside:
+                raise TrainInputError(
+                    f"adapter: {name} must be {rule}, got {getattr(self, name)}. Change it."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +102,38 @@ class ExecutionConfig:
     per_device_batch_size: int | None = None
     """Rows per device and microbatch; None: a device's whole share at once."""
     checkpoint_every_train_steps: int | None = None
-    """Train steps between checkpoints that are kept; None: only by time and at the end."""
+    """Train steps between checkpoints; None: only by time and at the end."""
     checkpoint_every_seconds: float = 900
-    """Seconds between checkpoints of which only the newest is kept, above 0."""
+    """Seconds between checkpoints, above 0."""
+    keep_every_train_steps: int | None = None
+    """Train steps between checkpoints that are never removed; None: all that
+    checkpoint_every_train_steps makes. The last one always stays."""
+    keep_last_checkpoints: int = 1
+    """Of the others, how many of the newest are kept, 1 or more; one that stays replaces them."""
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more."""
     max_eval_rows: int | None = None
     """Held-out rows of each data set that are evaluated; None: all."""
     log_every_train_steps: int = 1
     """Train steps between rows of metrics, 1 or more."""
-    wandb_project: str = "neve-sft"
-    """Weights & Biases project, used where the environment switches it on."""
-    wandb_tags: tuple[str, ...] = ()
+    trackers: tuple[str, ...] = ("wandb",)
+    """Who is told the metrics besides loss.jsonl: wandb, tensorboard, trackio. W&B also needs
+    WANDB_API_KEY or WANDB_MODE."""
+    tracker_project: str = "neve-sft"
+    """Project of W&B and trackio."""
+    tracker_tags: tuple[str, ...] = ()
     """Weights & Biases tags."""
     compilation_cache_dir: str | None = None
-    """Folder of compiled programs; None: JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    """Folder below which compiled programs are kept for each jax version and platform; None:
+    JAX_COMPILATION_CACHE_DIR as it is, else .neve/jax-cache below the prefix of a step."""
 
     def __post_init__(self) -> None:
         """Checks every cadence."""
         for name in (
             "per_device_batch_size",
             "checkpoint_every_train_steps",
+            "keep_every_train_steps",
+            "keep_last_checkpoints",
             "eval_every_train_steps",
             "max_eval_rows",
             "log_every_train_steps",
@@ -98,6 +143,12 @@ class ExecutionConfig:
                 raise TrainInputError(
                     f"execution: {name} must be 1 or more, got {value}. Raise it."
                 )
+        unknown = [name for name in self.trackers if name not in TRACKERS]
+        if unknown:
+            raise TrainInputError(
+                f"execution: trackers must be among {', '.join(TRACKERS)}, got {', '.join(unknown)}. "
+                "Remove them."
+            )
         if not self.checkpoint_every_seconds > 0:
             raise TrainInputError(
                 "execution: checkpoint_every_seconds must be above 0, got "
@@ -110,7 +161,7 @@ class TrainSftConfig:
     """Model, data and optimization of one fine-tuning run."""
 
     model: Any
-    """Hugging Face folder with config.json and weights: a path or a step."""
+    """Hugging Face folder with config.json, and weights unless initial_checkpoint has them: a path or a step."""
     tokenizer: Any
     """Folder with tokenizer.json and tokenizer_config.json: a path or a step."""
     plan: Any
@@ -133,6 +184,10 @@ class TrainSftConfig:
     """Share of a train step's expert assignments, 0 to 1; if more are dropped, training stops."""
     z_loss: float = 0.0
     """Weight of the squared log-partition, 0 or more."""
+    initial_checkpoint: Any = None
+    """Output of an earlier training, or Levanter checkpoint, whose weights are the start; its optimizer isn't."""
+    adapter: LoraConfig | None = None
+    """Low-rank adapters that are trained instead of the model; None: the whole model is."""
     execution: Any = ExecutionConfig()
     """How training runs, wrapped in unhashed() by a recipe."""
 

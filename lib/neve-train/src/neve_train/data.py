@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,12 @@ from neve_train.planned_rows import PlannedRows, check_plan
 if TYPE_CHECKING:
     from haliax import Axis
 
-__all__ = ["TrainingData", "read_data", "read_plan"]
+__all__ = ["TrainingData", "check_resumed", "describe_data", "read_data", "read_plan", "save_rows"]
 
 PLAN_FORMAT = 2
+
+TRAINING_FILE = "training.json"
+"""Beside the checkpoints: which data the position of a checkpoint counts in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,83 @@ def read_data(config: TrainSftConfig, plan: dict[str, Any], Pos: Axis) -> Traini
             if source["num_rows"]
         ],
     )
+
+
+def describe_data(config: TrainSftConfig, plan: RowPlan) -> dict[str, Any]:
+    """Returns what must be equal for a checkpoint to say which rows come next."""
+    digest = hashlib.sha256(plan.segments.tobytes() + plan.row_ends.tobytes()).hexdigest()
+    return {
+        "batch_size": config.batch_size,
+        "seq_len": config.seq_len,
+        "seed": config.seed,
+        "num_rows": plan.num_rows,
+        "rows_digest": digest,
+    }
+
+
+def check_resumed(output_path: str, facts: dict[str, Any]) -> None:
+    """Refuses to go on from checkpoints that were made with other data.
+
+    Args:
+        output_path: Of the training; one without training.json isn't checked.
+        facts: From describe_data, of now.
+
+    Raises:
+        TrainInputError: A value differs.
+    """
+    path = storage.join(output_path, TRAINING_FILE)
+    if not storage.exists(path):
+        return
+    for name, saved in storage.read_json(path).items():
+        if facts.get(name) != saved:
+            raise TrainInputError(
+                f"training: {name} must be that of the checkpoints in {output_path}, {saved}, got "
+                f"{facts.get(name)}. Set it back, or train into another output path."
+            )
+
+
+def save_rows(
+    path: str,
+    rows: PlannedRows,
+    plan: dict[str, Any],
+    completed: int,
+    batch_size: int,
+    values: dict[str, float],
+) -> None:
+    """Writes the rows of one train step as JSON: where they come from, their tokens and weights.
+
+    Args:
+        path: The file.
+        rows: Rows of the training.
+        plan: plan.json, for the names of the data sets.
+        completed: Number of the train step, from 1.
+        batch_size: Rows per train step.
+        values: Further facts of the step; numbers that aren't finite become text.
+    """
+    numbers = range((completed - 1) * batch_size, completed * batch_size)
+    examples = rows.as_sync_dataset().get_batch(numbers)
+    kept = []
+    for number, example in zip(numbers, examples, strict=True):
+        segments = [
+            {
+                "dataset": plan["sources"][int(segment["source"])]["name"],
+                "cache_row": int(segment["row"]),
+                "start": int(segment["start"]),
+                "num_tokens": int(segment["length"]),
+            }
+            for segment in rows.plan.row(number)
+        ]
+        size = sum(segment["num_tokens"] for segment in segments)
+        kept.append(
+            {
+                "row": number,
+                "conversations": segments,
+                "token_ids": example.tokens.array[:size].tolist(),
+                "loss_weights": example.loss_weight.array[:size].tolist(),
+            }
+        )
+    facts = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+    storage.write_json(path, {"train_step": completed, "values": facts, "rows": kept})
 
 
 def _planned(config: TrainSftConfig, split: str, Pos: Axis) -> PlannedRows:

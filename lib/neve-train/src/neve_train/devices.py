@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,14 @@ from levanter.tracker import NoopConfig
 from levanter.trainer import TrainerConfig
 from levanter.utils.mesh import MeshConfig
 
-__all__ = ["base_trainer_config", "initialize", "on_mesh"]
+__all__ = [
+    "CacheCounts",
+    "base_trainer_config",
+    "cache_counts",
+    "initialize",
+    "on_mesh",
+    "policy",
+]
 
 
 def base_trainer_config(
@@ -53,17 +62,78 @@ def base_trainer_config(
     )
 
 
-def initialize(compilation_cache_dir: str | None = None) -> None:
-    """Sets jax's options once for this process: those of Levanter and a persistent cache."""
+@dataclass(frozen=True, kw_only=True)
+class CacheCounts:
+    """How often the persistent cache of compiled programs was asked, in this process."""
+
+    hits: int
+    """Programs that were read from it."""
+    misses: int
+    """Programs that were compiled."""
+
+
+class _CacheCounter:
+    """Counts jax's own events, from the first call of initialize on."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.hits = 0
+
+    def __call__(self, event: str, **_facts: Any) -> None:
+        if event == "/jax/compilation_cache/compile_requests_use_cache":
+            self.requests += 1
+        elif event == "/jax/compilation_cache/cache_hits":
+            self.hits += 1
+
+
+_counter: _CacheCounter | None = None
+
+
+def cache_counts() -> CacheCounts:
+    """Returns the counts since initialize was first called."""
+    counter = _counter or _CacheCounter()
+    return CacheCounts(hits=counter.hits, misses=counter.requests - counter.hits)
+
+
+def initialize(compilation_cache_dir: str | None = None) -> str:
+    """Sets jax's options once for this process: those of Levanter and a persistent cache.
+
+    Args:
+        compilation_cache_dir: Folder for all versions and platforms; each has a folder of its own
+            in it. None: JAX_COMPILATION_CACHE_DIR as it is, or below the user's cache folder.
+
+    Returns:
+        The folder that holds the compiled programs.
+    """
+    global _counter
     from levanter.trainer import DEFAULT_JAX_CONFIG
 
     for name, value in DEFAULT_JAX_CONFIG.items():
         jax.config.update(name, value)
-    folder = compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR") or _user_cache()
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if compilation_cache_dir or not folder:
+        folder = f"{compilation_cache_dir or _user_cache()}/{jax.__version__}-{_platform()}"
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if _counter is None:
+        _counter = _CacheCounter()
+        jax.monitoring.register_event_listener(_counter)
     logging.getLogger("levanter").setLevel(logging.WARNING)
+    return folder
+
+
+def _platform() -> str:
+    """Returns jax's platform; a CPU with what it can do, which its compiled programs rely on."""
+    platform = jax.default_backend()
+    if platform != "cpu":
+        return platform
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"cpu-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
 @contextmanager

@@ -3,9 +3,17 @@
 NeveTrainError
   TrainInputError (ValueError)     the user's config, model, data or mesh is wrong
   CheckpointError (RuntimeError)   checkpoints exist and none can be read
+  DivergedError (RuntimeError)     loss or gradient is no finite number
+  PreemptedError (RuntimeError)    told to stop: saved, and to be run again
 """
 
-__all__ = ["CheckpointError", "NeveTrainError", "TrainInputError"]
+__all__ = [
+    "CheckpointError",
+    "DivergedError",
+    "NeveTrainError",
+    "PreemptedError",
+    "TrainInputError",
+]
 
 
 class NeveTrainError(Exception):
@@ -20,3 +28,13 @@ class TrainInputError(NeveTrainError, ValueError):
 
 class CheckpointError(NeveTrainError, RuntimeError):
     """Training was saved before, and no saved state can be read; nothing was overwritten."""
+
+
+class DivergedError(NeveTrainError, RuntimeError):
+    """Loss or gradient is no finite number; the rows of the train step are kept in a file."""
+
+
+class PreemptedError(NeveTrainError, RuntimeError):
+    """Training was told to stop, has saved its state, and goes on when it is run again."""
+
+    exit_code = 75

@@ -15,9 +15,15 @@ __all__ = ["MetricsFile", "draw_curve"]
 class MetricsFile:
     """`loss.jsonl`: one row per train step, in order, over all attempts of a run."""
 
-    def __init__(self, path: str) -> None:
-        """Reads the rows that earlier attempts left."""
+    def __init__(self, path: str, is_writer: bool = True) -> None:
+        """Reads the rows that earlier attempts left.
+
+        Args:
+            path: The file.
+            is_writer: False in all processes of a run but one; they keep their rows to themselves.
+        """
         self._path = path
+        self._is_writer = is_writer
         self._rows: dict[int, dict[str, Any]] = {}
         if storage.exists(path):
             for line in storage.read_bytes(path).decode().splitlines():
@@ -35,6 +41,8 @@ class MetricsFile:
 
     def write(self) -> None:
         """Replaces the file by what is known now."""
+        if not self._is_writer:
+            return
         lines = [json.dumps(self._rows[step], sort_keys=True) for step in sorted(self._rows)]
         storage.write_bytes(self._path, "".join(f"{line}\n" for line in lines).encode())
 
@@ -46,9 +54,9 @@ class MetricsFile:
             if name in row and math.isfinite(row[name])
         ]
 
-    def total(self, name: str) -> float:
-        """Returns the sum of a value over all rows."""
-        return math.fsum(value for _, value in self.series(name))
+    def total(self, name: str, after: int = 0) -> float:
+        """Returns the sum of a value over all rows of later train steps than `after`."""
+        return math.fsum(value for step, value in self.series(name) if step > after)
 
 
 def draw_curve(metrics: MetricsFile, path: str, title: str) -> None:

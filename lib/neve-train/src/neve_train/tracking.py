@@ -1,15 +1,26 @@
-"""Weights & Biases, which may fail at any time after the start without stopping training."""
+"""Trackers, each of which may fail at any time after the start without stopping training."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from neve import storage
+
+from neve_train.config import ExecutionConfig
 from neve_train.errors import TrainInputError
 
-__all__ = ["FINISH_SECONDS", "START_SECONDS", "Tracking", "start_tracking", "tracking_mode"]
+__all__ = [
+    "FINISH_SECONDS",
+    "START_SECONDS",
+    "Tracking",
+    "Trackings",
+    "start_trackers",
+    "start_tracking",
+    "tracking_mode",
+]
 
 START_SECONDS = 60.0
 """How long the start of a run waits for the service."""
@@ -107,3 +118,100 @@ def start_tracking(
         message(f"tracker: could not start ({error}); training goes on, metrics are in loss.jsonl.")
         return Tracking(None, message)
     return Tracking(run, message)
+
+
+class Trackings:
+    """Several trackers of one run; one that fails is left, the others go on."""
+
+    def __init__(self, trackings: Sequence[Tracking] = ()) -> None:
+        """Args: trackings that were started."""
+        self._trackings = trackings
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends one row to each."""
+        for tracking in self._trackings:
+            tracking.log(step, values)
+
+    def finish(self, *, exit_code: int) -> None:
+        """Ends the run of each."""
+        for tracking in self._trackings:
+            tracking.finish(exit_code=exit_code)
+
+
+def start_trackers(
+    run_id: str,
+    execution: ExecutionConfig,
+    config: Mapping[str, Any],
+    output_path: str,
+    scratch: str,
+    message: Callable[[str], None],
+) -> Trackings:
+    """Returns the trackers that the execution asks for; the same run_id continues the same run.
+
+    Args:
+        run_id: Name of the run.
+        execution: Which trackers, their project and tags.
+        config: Kept beside the run.
+        output_path: TensorBoard's files go to tensorboard/ below it.
+        scratch: Local folder that lives as long as the run.
+        message: Told what goes wrong.
+
+    Raises:
+        TrainInputError: A package is missing, or a key or setting is wrong; nothing is spent yet.
+    """
+    trackings = []
+    for kind in execution.trackers:
+        if kind == "wandb":
+            trackings.append(
+                start_tracking(
+                    run_id,
+                    execution.tracker_project,
+                    execution.tracker_tags,
+                    config,
+                    scratch,
+                    message,
+                )
+            )
+        else:
+            trackings.append(_start_levanters(kind, run_id, execution, output_path, message))
+    return Trackings(trackings)
+
+
+class _LevantersRun:
+    """One of Levanter's trackers as Tracking wants it."""
+
+    def __init__(self, tracker: Any) -> None:
+        self._tracker = tracker
+
+    def log(self, values: dict[str, Any]) -> None:
+        row = {name: value for name, value in values.items() if name != "train_step"}
+        self._tracker.log(row, step=values["train_step"])
+
+    def finish(self, exit_code: int) -> None:
+        self._tracker.finish()
+
+
+def _start_levanters(
+    kind: str,
+    run_id: str,
+    execution: ExecutionConfig,
+    output_path: str,
+    message: Callable[[str], None],
+) -> Tracking:
+    from levanter.tracker.tensorboard import TensorboardConfig
+    from levanter.tracker.trackio import TrackioConfig
+
+    configs = {
+        "tensorboard": TensorboardConfig(logdir=storage.join(output_path, "tensorboard")),
+        "trackio": TrackioConfig(project=execution.tracker_project, name=run_id),
+    }
+    try:
+        return Tracking(_LevantersRun(configs[kind].init(run_id)), message)
+    except ModuleNotFoundError as error:
+        raise TrainInputError(
+            f"tracker {kind}: needs the package {error.name}, got none. Install it, or remove "
+            f"{kind} from the trackers."
+        ) from error
+    except Exception as error:  # noqa: BLE001  a service that is away must not stop training
+        message(f"tracker {kind}: could not start ({error}); training goes on without it.")
+        return Tracking(None, message)

@@ -1,4 +1,4 @@
-"""Trains a model with Levanter's Trainer, from Hugging Face weights or where an attempt stopped."""
+"""Trains a model that Levanter knows, from Hugging Face weights or where an attempt stopped."""
 
 from __future__ import annotations
 
@@ -6,29 +6,35 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import jax
-import jax.random as jrandom
-from haliax import Axis
-from haliax.partitioning import named_jit
-from levanter.eval import TaggedEvaluator
-from levanter.optim.config import AdamConfig
-from levanter.tokenizers import load_tokenizer
-from levanter.trainer import Trainer
-from levanter.utils.tree_utils import inference_mode
+from levanter.data.loader import DataLoader
 from neve import storage
 
 from neve_train import checkpoints, devices
-from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
-from neve_train.data import read_data, read_plan
-from neve_train.errors import TrainInputError
-from neve_train.export import load_hf_model
+from neve_train.config import ExecutionConfig, TrainSftConfig
+from neve_train.data import (
+    TRAINING_FILE,
+    check_resumed,
+    describe_data,
+    read_data,
+    read_plan,
+    save_rows,
+)
+from neve_train.errors import DivergedError, PreemptedError, TrainInputError
+from neve_train.evaluation import HeldOutLoss
 from neve_train.families import family_of, read_model_config
+from neve_train.losses import loss_sums
 from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
-from neve_train.tracking import start_tracking
+from neve_train.optimizer import adam
+from neve_train.preemption import StopRequest, noting_signals
+from neve_train.reporting import StepNumbers, check_step, totals
+from neve_train.throughput import PhaseClock
+from neve_train.tracking import Trackings, start_trackers
+from neve_train.train_state import starting_state
+from neve_train.train_step import build_train_step, compile_train_step
 
 __all__ = ["Callbacks", "train"]
 
@@ -54,27 +60,44 @@ def train(
     output_path: str,
     callbacks: Callbacks = Callbacks(),
 ) -> dict[str, Any]:
-    """Trains to the plan's last train step; killed at any time and called again, it goes on.
+    """Trains to the plan's last train step; stopped or killed at any time and called again, it goes on.
 
-    Leaves checkpoints/step-N, loss.jsonl and loss.png below output_path.
+    Leaves checkpoints/step-N, loss.jsonl and loss.png below output_path. SIGTERM and SIGUSR1 let it
+    finish and save the train step. In a run of several processes each calls it, after
+    jax.distributed was initialized; the first one writes the files.
 
     Returns:
-        final_loss, heldout_loss_first, heldout_loss, num_train_steps, positions (padding
-        included), positions_per_second, seconds, resumed_from, checkpoint (relative to output_path).
+        final_loss, heldout_loss_first, heldout_loss, num_train_steps, positions (padding included),
+        trained_tokens, real_tokens, padding_fraction, dropped_fraction where experts may drop,
+        num_train_steps_without_trained_tokens, positions_per_second and the like for each kind of
+        token and mfu where it is known (both of this attempt), seconds and <phase>_seconds of this
+        attempt, compilation_cache_hits and _misses, resumed_from, checkpoint (relative to output_path).
 
     Raises:
-        TrainInputError: Config, model, caches and mesh don't fit together.
+        TrainInputError: Config, model, caches and mesh don't fit together, or more assignments to
+            experts were dropped than allowed.
         CheckpointError: Saved before, and nothing saved can be read.
+        DivergedError: Loss or gradient became no finite number.
+        PreemptedError: Stopped by a signal; what was done is saved.
     """
-    return _Run(config, output_path, callbacks).run()
+    request = StopRequest()
+    with noting_signals(request):
+        return _Run(config, output_path, callbacks, request).run()
 
 
 class _Run:
-    def __init__(self, config: TrainSftConfig, output_path: str, callbacks: Callbacks) -> None:
+    def __init__(
+        self,
+        config: TrainSftConfig,
+        output_path: str,
+        callbacks: Callbacks,
+        request: StopRequest,
+    ) -> None:
         self.config = config
         self.execution: ExecutionConfig = config.execution
         self.output_path = output_path
         self.callbacks = callbacks
+        self.request = request
         self.plan = read_plan(config)
         self.num_train_steps: int = self.plan["num_train_steps"]
         self.model_config = read_model_config(
@@ -85,8 +108,9 @@ class _Run:
                 f"training: seq_len must be at most the model's {self.model_config.max_seq_len}, "
                 f"got {config.seq_len}. Lower it."
             )
-        devices.initialize(self.execution.compilation_cache_dir)
-        self.axes = check_mesh(
+        self.cache_dir = devices.initialize(self.execution.compilation_cache_dir)
+        self.is_writer = jax.process_index() == 0
+        axes = check_mesh(
             jax.device_count(),
             dict(self.execution.mesh) or {"data": -1},
             config.batch_size,
@@ -94,205 +118,226 @@ class _Run:
             getattr(self.model_config, "num_experts", None),
             family_of(str(config.model)).mesh_axes,
         )
-        self.checkpoints_path = storage.join(output_path, "checkpoints")
-        self.metrics = MetricsFile(storage.join(output_path, "loss.jsonl"))
-        self.torn: list[Any] = []
-
-    def run(self) -> dict[str, Any]:
-        run_id = self.output_path.rstrip("/").rpartition("/")[2]
-        config, execution = self.config, self.execution
-        rows = config.batch_size // (self.axes["data"] * self.axes["expert"])
-        trainer_config = devices.base_trainer_config(
-            self.axes,
+        rows = config.batch_size // (axes["data"] * axes["expert"])
+        self.num_microbatches = _num_microbatches(rows, self.execution.per_device_batch_size)
+        self.run_id = output_path.rstrip("/").rpartition("/")[2]
+        self.trainer_config = devices.base_trainer_config(
+            axes,
             explicit_axes=self.model_config.requires_explicit_mesh_axes,
-            id=run_id,
+            id=self.run_id,
             seed=config.seed,
             mp=devices.policy(config.precision),
             train_batch_size=config.batch_size,
-            per_device_parallelism=execution.per_device_batch_size or rows,
-            per_device_eval_parallelism=execution.per_device_batch_size or rows,
+            per_device_parallelism=rows,
+            per_device_eval_parallelism=self.execution.per_device_batch_size or rows,
             num_train_steps=self.num_train_steps,
         )
-        self.optimizer = adam(config.optimizer)
-        self.schedule = self.optimizer.lr_scheduler(self.num_train_steps)
+        adam_config = adam(config.optimizer, self.num_train_steps)
+        self.optimizer = adam_config.build(self.num_train_steps)
+        self.schedule = adam_config.lr_scheduler(self.num_train_steps)
+        self.checkpoints_path = storage.join(output_path, "checkpoints")
+        self.metrics = MetricsFile(storage.join(output_path, "loss.jsonl"), self.is_writer)
+        self.clock = PhaseClock()
+        self.torn: list[Any] = []
+
+    def run(self) -> dict[str, Any]:
         with storage.scratch_dir() as scratch:
-            tracking = start_tracking(
-                run_id,
-                execution.wandb_project,
-                execution.wandb_tags,
-                dataclasses.asdict(config),
-                str(scratch),
-                self.callbacks.on_message,
-            )
+            self.trackings = Trackings()
+            if self.is_writer:
+                self.trackings = start_trackers(
+                    self.run_id,
+                    self.execution,
+                    dataclasses.asdict(self.config),
+                    self.output_path,
+                    str(scratch),
+                    self.callbacks.on_message,
+                )
             exit_code = 1
             try:
-                self.tracking = tracking
-                optimizer = self.optimizer.build(self.num_train_steps)
-                loss: Any = self._loss  # a method where Levanter declares a protocol
-                with Trainer(trainer_config, optimizer, loss, add_default_hooks=False) as trainer:
-                    results = self._train(trainer)
+                with devices.on_mesh(self.trainer_config):
+                    results = self._train()
                 exit_code = 0
             finally:
-                tracking.finish(exit_code=exit_code)
+                self.trackings.finish(exit_code=exit_code)
         return results
 
-    def _loss(self, model: Any, example: Any, *, key: Any = None) -> Any:
-        return model.compute_next_token_loss(
-            example, key=key, logsumexp_weight=self.config.z_loss or None
-        )
-
-    def _say_length(self) -> None:
-        config, plan = self.config, self.plan
-        self.callbacks.on_message(
-            f"{self.num_train_steps:,} train steps of {config.batch_size:,} rows x "
-            f"{config.seq_len:,} tokens, {plan['num_train_epochs']:.2f} epochs, rows "
-            f"{plan['fill']:.1%} full"
-        )
-
-    def _train(self, trainer: Trainer) -> dict[str, Any]:
-        _, _, model_key, training_key = jrandom.split(jrandom.PRNGKey(self.config.seed), 4)
+    def _train(self) -> dict[str, Any]:
+        started = time.monotonic()
         Pos = self.model_config.max_Pos.resize(self.config.seq_len)
-        data = read_data(self.config, self.plan, Pos)
-        evaluate = self._evaluator(trainer, data.validation)
-        state = self._state(trainer, model_key, training_key)
+        self.data = read_data(self.config, self.plan, Pos)
+        self.numbers = StepNumbers(self.config, self.model_config, self.data.train.plan)
+        self.evaluate = self._held_out_loss()
+        state = self._state()
         first = int(state.step)
         self._say_length()
         self.metrics.forget_after(first)
         checkpointer = checkpoints.NotingCheckpointer(
-            self.checkpoints_path,
-            timedelta(seconds=self.execution.checkpoint_every_seconds),
-            [],
-            before_save=self.metrics.write,
+            self.checkpoints_path, self.execution, before_save=self.metrics.write
         )
         if first == 0:
-            self._evaluate(evaluate, state, 0)
-        started = time.monotonic()
-        loader = trainer.data_loader(data.train).iter_from_step(first)
-        for info in trainer.training_steps(state, loader):
-            state = info.state
-            self._after_step(info, evaluate, checkpointer)
-        seconds = time.monotonic() - started
-        checkpointer.wait_until_finished()
+            self._evaluate(state, 0)
+        if first < self.num_train_steps:
+            self._steps(state, first, checkpointer)
+        with self.clock.phase("checkpoint"):
+            checkpointer.wait_until_finished()
         self.metrics.write()
-        title = f"{trainer.run_id}, {self.num_train_steps} train steps"
-        draw_curve(self.metrics, storage.join(self.output_path, "loss.png"), title)
-        return self._results(first, seconds)
+        if self.is_writer:
+            title = f"{self.run_id}, {self.num_train_steps} train steps"
+            draw_curve(self.metrics, storage.join(self.output_path, "loss.png"), title)
+        return self._results(first, time.monotonic() - started)
 
-    def _state(self, trainer: Trainer, model_key: Any, training_key: Any) -> Any:
-        """Returns the newest saved TrainerState, or a fresh one with the base model's weights."""
-        vocab_size = self.model_config.vocab_size
-        num_tokens = len(load_tokenizer(str(self.config.tokenizer)))
-        if num_tokens > vocab_size:
-            raise TrainInputError(
-                f"training: the tokenizer must have at most the model's {vocab_size} tokens, got "
-                f"{num_tokens}. Use the tokenizer that belongs to the model."
-            )
-        Vocab = Axis("vocab", vocab_size)
+    def _steps(self, state: Any, first: int, checkpointer: Any) -> None:
+        config = self.trainer_config
+        loader = DataLoader(
+            self.data.train,
+            self.config.batch_size,
+            batch_axis_name=config.batch_axis_name,
+            mesh=config.device_mesh,
+            axis_resources=config.compute_axis_mapping,
+            max_buffered_batches=16,
+            fetch_batch_size=4,
+        ).iter_from_step(first)
+        try:
+            with self.clock.phase("data"):
+                batch = next(loader)
+            step = self._compiled(state, batch)
+            if self.request.is_set():
+                self._stop(first, checkpointer)
+            for completed in range(first + 1, self.num_train_steps + 1):
+                with self.clock.phase("step"):
+                    state, result = step(state, batch)
+                    result = jax.block_until_ready(result)
+                self._after_step(state, completed, result, checkpointer)
+                if completed < self.num_train_steps:
+                    with self.clock.phase("data"):
+                        batch = next(loader)
+        finally:
+            loader.close()
 
-        def fresh() -> Any:
-            return self.model_config.build(Vocab, key=model_key)
-
-        load = functools.partial(checkpoints.restored, trainer, training_key, fresh)
-        message = self.callbacks.on_message
-        state, candidate, self.torn = checkpoints.restore_newest(
-            self.checkpoints_path, load, message
+    def _compiled(self, state: Any, batch: Any) -> Any:
+        losses = functools.partial(_losses, self.config.z_loss)
+        train_step = build_train_step(self.trainer_config, losses, self.num_microbatches)
+        before, started = devices.cache_counts(), time.monotonic()
+        step = compile_train_step(train_step, state, batch, self.trainer_config.device_mesh)
+        after = devices.cache_counts()
+        where = "read from" if after.hits > before.hits else "not in"
+        self.callbacks.on_message(
+            f"train step compiled in {time.monotonic() - started:.1f} s, {where} the compilation cache "
+            f"({after.hits} hits, {after.misses} misses so far, {self.cache_dir})"
         )
-        if state is not None and candidate is not None:
-            message(f"resuming after train step {int(state.step)} from {candidate.path}")
-            return state
-        trainer.config = dataclasses.replace(
-            trainer.config, load_checkpoint=False, load_checkpoint_path=None
-        )
-        model = load_hf_model(
+        return step
+
+    def _state(self) -> Any:
+        facts = describe_data(self.config, self.data.train.plan)
+        if checkpoints.committed_checkpoints(self.checkpoints_path):
+            check_resumed(self.output_path, facts)
+        state, checkpoint, self.torn = starting_state(
+            self.config,
             self.model_config,
-            str(self.config.model),
-            str(self.config.tokenizer),
-            trainer.mp.param_dtype,
+            self.trainer_config,
+            self.optimizer,
+            self.checkpoints_path,
+            self.callbacks.on_message,
         )
-        model = named_jit(trainer.mp.cast_to_param, trainer.parameter_axis_mapping)(model)
-        return trainer.initial_state(training_key, model=model)
+        if checkpoint is None and self.is_writer:
+            storage.write_json(storage.join(self.output_path, TRAINING_FILE), facts)
+        return state
 
-    def _evaluator(self, trainer: Trainer, sets: Any) -> TaggedEvaluator | None:
-        if not sets:
-            self.callbacks.on_message("no held-out rows: only the training loss is measured.")
-            return None
-        EvalBatch = trainer.config.EvalBatch
-        mp = trainer.mp
+    def _held_out_loss(self) -> HeldOutLoss | None:
+        if self.data.validation:
+            return HeldOutLoss(
+                self.trainer_config, self.data.validation, self.execution.max_eval_rows
+            )
+        self.callbacks.on_message("no held-out rows: only the training loss is measured.")
+        return None
 
-        def losses(model: Any, batch: Any) -> tuple[Any, Any, Any]:
-            # Levanter's own also rolls the tokens, which fails where context splits each row.
-            model = mp.cast_to_compute(inference_mode(model, True))
-            loss = model.compute_next_token_loss(batch, reduction=None, reduction_axis=())
-            return loss.array, batch.loss_weight.array, batch.tokens.array
+    def _after_step(self, state: Any, completed: int, result: Any, checkpointer: Any) -> None:
+        is_last = completed == self.num_train_steps
+        rate = float(self.schedule(completed - 1))
+        row = self.numbers.row(completed, result, rate, self.clock)
+        self._check(completed, row)
+        self.metrics.add(completed, **row)
+        self.callbacks.on_progress(completed, self.num_train_steps, loss=round(row["loss"], 4))
+        if completed % self.execution.eval_every_train_steps == 0 or is_last:
+            self._evaluate(state, completed)
+        if completed % self.execution.log_every_train_steps == 0 or is_last:
+            self.callbacks.on_metrics(completed, **row)
+            self.trackings.log(completed, row)
+        is_stopping = not is_last and self.request.is_set()
+        self.torn = checkpoints.without_step(self.torn, completed)
+        with self.clock.phase("checkpoint"):
+            checkpointer.after_step(state, completed, is_last=is_last, is_stopping=is_stopping)
+        self.metrics.add(completed, **self.clock.lap("eval", "checkpoint"))
+        if is_stopping:
+            self._stop(completed, checkpointer)
 
-        return TaggedEvaluator(
-            EvalBatch,
-            sets,
-            losses,
-            device_mesh=trainer.device_mesh,
-            axis_mapping=trainer.compute_axis_mapping,
-            max_examples_per_dataset=self.execution.max_eval_rows,
+    def _check(self, completed: int, row: dict[str, float]) -> None:
+        try:
+            check_step(completed, row, self.config)
+        except DivergedError as error:
+            path = storage.join(self.output_path, f"diverged-step-{completed}.json")
+            if self.is_writer:
+                save_rows(path, self.data.train, self.plan, completed, self.config.batch_size, row)
+            error.add_note(f"the rows of this train step are in {path}")
+            self.callbacks.on_message(f"{error} Its rows are in {path}.")
+            raise
+
+    def _stop(self, completed: int, checkpointer: Any) -> None:
+        checkpointer.wait_until_finished()
+        raise PreemptedError(
+            f"training: {self.request.reason}; stopped after train step {completed} of "
+            f"{self.num_train_steps}, saved. Run it again to go on."
         )
 
-    def _after_step(self, info: Any, evaluate: Any, checkpointer: Any) -> None:
-        done = info.next_step
-        is_last = done == self.num_train_steps
-        positions = self.config.batch_size * self.config.seq_len
-        values = {
-            "loss": float(info.loss),
-            "learning_rate": float(self.schedule(done - 1)),
-            "seconds": info.step_duration,
-            "positions_per_second": positions / info.step_duration,
-        }
-        self.metrics.add(done, **values)
-        if done % self.execution.log_every_train_steps == 0 or is_last:
-            self.callbacks.on_metrics(done, **values)
-            self.tracking.log(done, values)
-        self.callbacks.on_progress(done, self.num_train_steps, loss=round(values["loss"], 4))
-        if done % self.execution.eval_every_train_steps == 0 or is_last:
-            self._evaluate(evaluate, info.state, done)
-        self.torn = checkpoints.without_step(self.torn, done)
-        every = self.execution.checkpoint_every_train_steps
-        checkpointer.after_step(
-            info.state, done, keep=is_last or (every is not None and done % every == 0)
-        )
-
-    def _evaluate(self, evaluate: TaggedEvaluator | None, state: Any, done: int) -> None:
-        if evaluate is None:
+    def _evaluate(self, state: Any, completed: int) -> None:
+        if self.evaluate is None:
             return
-        loss = float(evaluate.evaluate(state.model).micro_avg_loss)
-        self.metrics.add(done, heldout_loss=loss)
-        self.callbacks.on_metrics(done, heldout_loss=loss)
-        self.tracking.log(done, {"heldout_loss": loss})
-        self.callbacks.on_message(f"train step {done}: held-out loss {loss:.4f}")
+        with self.clock.phase("eval"):
+            loss = self.evaluate(state.model)
+        self.metrics.add(completed, heldout_loss=loss)
+        self.callbacks.on_metrics(completed, heldout_loss=loss)
+        self.trackings.log(completed, {"heldout_loss": loss})
+        self.callbacks.on_message(f"train step {completed}: held-out loss {loss:.4f}")
+
+    def _say_length(self) -> None:
+        config, plan = self.config, self.plan
+        parts = f" in {self.num_microbatches} microbatches" if self.num_microbatches > 1 else ""
+        self.callbacks.on_message(
+            f"{self.num_train_steps:,} train steps of {config.batch_size:,} rows x "
+            f"{config.seq_len:,} tokens{parts}, {plan['num_train_epochs']:.2f} epochs, rows "
+            f"{plan['fill']:.1%} full"
+        )
 
     def _results(self, first: int, seconds: float) -> dict[str, Any]:
         losses, heldout = self.metrics.series("loss"), self.metrics.series("heldout_loss")
-        num_done = self.num_train_steps - first
-        positions = self.config.batch_size * self.config.seq_len
+        counts = devices.cache_counts()
+        times = self.clock.totals
         return {
             "final_loss": losses[-1][1] if losses else None,
             "heldout_loss_first": heldout[0][1] if heldout else None,
             "heldout_loss": heldout[-1][1] if heldout else None,
             "num_train_steps": self.num_train_steps,
-            "positions": self.num_train_steps * positions,
-            "positions_per_second": round(num_done * positions / seconds, 1) if num_done else None,
+            "positions": self.num_train_steps * self.config.batch_size * self.config.seq_len,
+            **totals(self.metrics, self.config),
+            **self.numbers.speeds(self.metrics, first, times["data"] + times["step"]),
             "seconds": round(seconds, 2),
+            **{f"{name}_seconds": round(value, 3) for name, value in times.items()},
+            "compilation_cache_hits": counts.hits,
+            "compilation_cache_misses": counts.misses,
             "resumed_from": first or None,
             "checkpoint": f"checkpoints/step-{self.num_train_steps - 1}",
         }
 
 
-def adam(config: OptimizerConfig) -> AdamConfig:
-    """Returns Levanter's optimizer; its default mask keeps biases, such as the router's, from decay."""
-    return AdamConfig(
-        learning_rate=config.learning_rate,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        epsilon=config.epsilon,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm or None,
-        warmup=config.warmup if config.warmup < 1 else int(config.warmup),
-        min_lr_ratio=config.min_lr_ratio,
-        lr_schedule=config.schedule,
-    )
+def _losses(z_loss: float, model: Any, example: Any, key: Any) -> Any:
+    return loss_sums(model, example, z_loss=z_loss, key=key)
+
+
+def _num_microbatches(rows: int, per_device_batch_size: int | None) -> int:
+    size = per_device_batch_size or rows
+    if rows % size:
+        raise TrainInputError(
+            f"execution: per_device_batch_size must divide the {rows} rows of a device, got {size}. "
+            f"Use a divisor of {rows}."
+        )
+    return rows // size

@@ -1,0 +1,40 @@
+"""Signals that announce an end are noted, in real processes and in this one."""
+
+import os
+import signal
+import threading
+
+import pytest
+from neve_train.preemption import SIGNALS, StopRequest, noting_signals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_is_noted_and_the_process_goes_on(number: signal.Signals) -> None:
+    """The first signal names the reason, a second one changes nothing, and the old handler returns."""
+    before = signal.getsignal(number)
+    request = StopRequest()
+
+    with noting_signals(request):
+        assert request.reason is None
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        for other in SIGNALS:
+            os.kill(os.getpid(), other)
+
+    assert request.reason == f"received {number.name}"
+    assert signal.getsignal(number) is before
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    """Outside the main thread training runs without the handlers instead of failing."""
+    handlers: list[object] = []
+
+    def look() -> None:
+        with noting_signals(StopRequest()):
+            handlers.extend(signal.getsignal(number) for number in SIGNALS)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+
+    assert handlers == [signal.getsignal(number) for number in SIGNALS]
