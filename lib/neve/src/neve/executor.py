@@ -18,6 +18,7 @@ from neve.stepdoc import make_step_document
 from neve.worker import PREEMPTED_EXIT_CODE
 
 GRACE_SECONDS = 10.0
+RESUMABLE_GRACE_SECONDS = 120.0  # such a step saves what it did before it ends
 _WAIT_SECONDS = 0.3
 PREEMPTION_LIMIT = 20
 
@@ -193,6 +194,7 @@ class Executor:
             self.display.failed(row, self._failure(worker, row, "interrupted", "interrupted"))
         elif worker.exit_code == PREEMPTED_EXIT_CODE and self._may_retry(row):
             row.action = "resume" if row.step.resumable else "run"
+            self.display.message(row, f"{last.get('why') or 'preempted'} Starting it again.")
             self._ready.append(row.fingerprint)
         else:
             self._failed(worker, row, last)
@@ -280,7 +282,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
-        """Stop the workers on the first SIGINT or SIGTERM, kill them on the second."""
+        """Stop the workers on the first SIGINT, SIGTERM or SIGUSR1, kill them on the second."""
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -288,11 +290,12 @@ class Executor:
         def stop(number: int, _frame: Any) -> None:
             first = self._stopped is None
             self._stopped = self._stopped or number
-            self._kill_at = time.monotonic() + GRACE_SECONDS if first else 0.0
+            self._kill_at = time.monotonic() + self._grace() if first else 0.0
             self._signal_all(signal.SIGTERM if first else signal.SIGKILL)
 
         old_fd = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        old = {number: signal.signal(number, stop) for number in caught}
         self._backend.watch(wake_read)
         try:
             yield
@@ -300,6 +303,10 @@ class Executor:
             signal.set_wakeup_fd(old_fd)
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+    def _grace(self) -> float:
+        saves = any(row.step.resumable for row in self._running.values())
+        return RESUMABLE_GRACE_SECONDS if saves else GRACE_SECONDS
 
     def _signal_all(self, number: int) -> None:
         for worker in list(self._backend.workers.values()):

@@ -196,7 +196,9 @@ def _action(
     if status == SUCCEEDED:
         return "hit", _drift(row, view)
     if status == FAILED:
-        return again, f"attempt {view.state['attempt']} failed"
+        ended = view.state.get("ended")
+        how = f"was {ended}" if ended in ("preempted", "interrupted") else "failed"
+        return again, f"attempt {view.state['attempt']} {how}"
     return again, f"attempt {view.state['attempt']} was killed"
 
 

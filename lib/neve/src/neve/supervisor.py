@@ -59,8 +59,8 @@ def supervise(request: dict[str, Any]) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, forward)
     files = AttemptFiles(request["home"], Redactor())
     held = _drain(files, output_read, event_read)
     _, status = os.waitpid(pid, 0)

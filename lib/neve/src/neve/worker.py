@@ -227,9 +227,12 @@ def _record_failure(error: BaseException, home: str, lease: leases.Lease, emit: 
         why = f"exited with {error.code!r}"
     elif getattr(type(error), "exit_code", None) == 2:
         kind, code, why = "input", 2, str(error)
+    elif getattr(type(error), "exit_code", None) == PREEMPTED_EXIT_CODE:
+        kind, code, why = "preempted", PREEMPTED_EXIT_CODE, str(error)
     elif isinstance(error, StepFailedError):
         why = str(error)
-    trace = "" if kind in ("input", "interrupted") else traceback.format_exc()
+    is_plain = kind in ("input", "interrupted", "preempted")
+    trace = "" if is_plain else traceback.format_exc()
     sys.stdout.flush()
     sys.stderr.write(trace or f"{why}\n")
     sys.stderr.flush()
@@ -239,7 +242,7 @@ def _record_failure(error: BaseException, home: str, lease: leases.Lease, emit: 
     }  # fmt: skip
     storage.write_json(records.attempt_path(home, lease.attempt, "error.json"), failure)
     try:
-        lease.finish(leases.FAILED)
+        lease.finish(leases.FAILED, ended=kind)
     except LeaseLostError:
         code = leases.LOST_EXIT_CODE
     emit({"event": "failed", "why": failure["why"], "kind": kind, "exit_code": code})
@@ -247,14 +250,14 @@ def _record_failure(error: BaseException, home: str, lease: leases.Lease, emit: 
 
 
 def interrupt_on_signals() -> None:
-    """Raise StepInterrupted in the main thread on the first SIGTERM or SIGINT."""
+    """Raise StepInterrupted in the main thread on the first SIGTERM, SIGUSR1 or SIGINT."""
 
     def stop(number: int, _frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise StepInterrupted(signal.Signals(number).name)
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 if __name__ == "__main__":
