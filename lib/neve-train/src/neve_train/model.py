@@ -1,4 +1,4 @@
-"""Snowball with the expert capacity factor as a field; Levanter pins it to a module constant."""
+"""Levanter's Snowball, with masks, padding and the capacity of experts taken seriously."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import equinox as eqx
 import haliax as hax
+import jax
+import jax.numpy as jnp
 from haliax import Axis
 from jax.sharding import PartitionSpec as P
 from jax.sharding import reshard
@@ -16,10 +18,12 @@ from levanter.models.snowball import (
     SnowballConfig,
     SnowballLMHeadModel,
     _context_axis,
+    _token_spec,
 )
 from neve import storage
 
 from neve_train.errors import TrainInputError
+from neve_train.routing import counting
 
 __all__ = ["NeveSnowballConfig", "NeveSnowballLMHeadModel", "read_model_config"]
 
@@ -52,20 +56,44 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
     def activations(
         self, input_ids: Any, attn_mask: Any = None, *, key: Any = None, pos_ids: Any = None
     ) -> Any:
-        """Returns the hidden states; Levanter's own model passes over the mask's segments."""
+        """Returns the hidden states; padding and, where uses_segments, other conversations are unseen."""
+        return self.activations_with_facts(input_ids, attn_mask, key=key, pos_ids=pos_ids)[0]
+
+    def activations_with_facts(
+        self, input_ids: Any, attn_mask: Any = None, *, key: Any = None, pos_ids: Any = None
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Returns the hidden states and counts of assignments of tokens to experts.
+
+        Positions of segment -1 are padding: they take no expert's capacity and count nowhere.
+        Levanter's own model passes over the mask altogether.
+
+        Returns:
+            hidden: NamedArray[..., position, embed].
+            facts: assignments (real tokens x experts per token x layers) and dropped_assignments
+                (those beyond an expert shard's capacity), int32 scalars over all devices.
+        """
+        del key, pos_ids  # no dropout, and positions are those of the row
+        config = cast("NeveSnowballConfig", self.config)
+        tokens = _rows(input_ids)
+        mask = AttentionMask.causal()
         segments = getattr(attn_mask, "segment_ids", None)
-        if segments is None or not cast("NeveSnowballConfig", self.config).uses_segments:
-            return super().activations(input_ids, attn_mask, key=key, pos_ids=pos_ids)
-        queries = segments[0] if isinstance(segments, tuple) else segments
-        position = input_ids.resolve_axis(self.Pos.name)
-        ids = queries.array.reshape(-1, position.size)
-        ids = reshard(ids, P(_BATCH_AXES, _context_axis()))
-        tokens = input_ids.array.reshape(-1, position.size)
-        mask = AttentionMask.causal().with_segment_ids(ids)
-        hidden = self.transformer(tokens, mask)
-        return hax.named(
-            hidden.reshape(*input_ids.array.shape, self.Embed.size), (*input_ids.axes, self.Embed)
-        )
+        if segments is None:
+            real = jnp.ones_like(tokens, dtype=jnp.bool_)
+        else:
+            ids = _rows(segments[0] if isinstance(segments, tuple) else segments)
+            real = ids >= 0
+            if config.uses_segments:
+                mask = mask.with_segment_ids(ids)
+        flat = jnp.reshape(real, (real.size,), out_sharding=_token_spec())
+        transformer: Any = counting(self.transformer, flat)
+        hidden, dropped = transformer(tokens, mask)
+        per_token = config.num_experts_per_token * config.num_layers
+        facts = {
+            "assignments": jnp.sum(flat, dtype=jnp.int32) * per_token,
+            "dropped_assignments": dropped,
+        }
+        shape = (*input_ids.array.shape, self.Embed.size)
+        return hax.named(hidden.reshape(shape), (*input_ids.axes, self.Embed)), facts
 
     def resize_vocab(self, new_size: int, key: Any = None) -> NeveSnowballLMHeadModel:
         """Returns the model with another number of embeddings."""
@@ -76,6 +104,12 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
     ) -> NeveSnowballLMHeadModel:
         """Returns the model with the weights of a Hugging Face state dict."""
         return _adopt(super().from_state_dict(state_dict, prefix=prefix))
+
+
+def _rows(values: Any) -> jax.Array:
+    """Returns [..., position] as [row, position], laid out as Snowball lays out its tokens."""
+    array = values.array
+    return reshard(array.reshape(-1, array.shape[-1]), P(_BATCH_AXES, _context_axis()))
 
 
 def _adopt(model: SnowballLMHeadModel) -> NeveSnowballLMHeadModel:
