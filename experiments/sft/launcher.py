@@ -24,8 +24,10 @@ from neve.plan import state_home
 
 from experiments.sft.cache_source import TokenCache
 from experiments.sft.overrides import FLAG, apply_overrides
+from experiments.sft.sources import ModelSource, ModelSteps, TrainedModel
 from experiments.sft.spec import DatasetSpec, SFTSpec
 from steps.export_hf import ExportHfConfig, export_hf
+from steps.export_lora import ExportLoraConfig, export_lora
 from steps.generate_samples import GenerateSamplesConfig, generate_samples
 from steps.mix_datasets import MixDatasetsConfig, MixedDataset, mix_datasets, resolve_mixing
 from steps.tokenize_chat import (
@@ -82,7 +84,7 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
     sizes = check_devices(spec, accelerator)
     on_accelerator = Resources(accelerator=accelerator)
     template = load_template(spec.chat_template)
-    tokenizer = spec.model.steps().tokenizer
+    tokenizer = _model_steps(spec.model, accelerator).tokenizer
     conversations = tuple(
         None if isinstance(dataset.source, TokenCache) else _conversations(spec, dataset)
         for dataset in spec.datasets
@@ -118,9 +120,10 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         outputs=("plan.json", "train", "validation"),
     )
     # The weights are large: they are only fetched once data and lengths are known to be right.
-    weights = spec.model.steps(after=(mixture,)).weights
+    base = _model_steps(spec.model, accelerator, after=(mixture,))
+    weights = base.weights
     train_config = TrainSftConfig(
-        model=weights,
+        model=tokenizer if base.is_checkpoint else weights,
         tokenizer=tokenizer,
         plan=mixture,
         caches=tokenized,
@@ -132,6 +135,8 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         capacity_factor=spec.capacity_factor,
         max_dropped_fraction=spec.max_dropped_fraction,
         z_loss=spec.z_loss,
+        initial_checkpoint=weights if base.is_checkpoint else None,
+        adapter=spec.adapter,
         execution=unhashed(_execution(spec, sizes)),
     )
     checkpoint = ExecutorStep(
@@ -143,19 +148,7 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         outputs=("checkpoints", "loss.png"),
         resumable=True,
     )
-    export = ExecutorStep(
-        name=f"exports/{spec.name}",
-        fn=export_hf,
-        config=ExportHfConfig(
-            checkpoint=checkpoint,
-            model=tokenizer,
-            tokenizer=tokenizer,
-            template_text=template.text,
-            eos_token_ids=spec.model.eos_token_ids,
-        ),
-        resources=on_accelerator,
-        outputs=("config.json", "generation_config.json", "tokenizer.json", "*.safetensors"),
-    )
+    export = _export(spec, checkpoint, train_config, template, on_accelerator)
     prompts = next((step for step in conversations if step is not None), None)
     samples = prompts and ExecutorStep(
         name=f"samples/{spec.name}",
@@ -181,6 +174,57 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         checkpoint=checkpoint,
         export=export,
         samples=samples,
+    )
+
+
+def _model_steps(
+    model: ModelSource | TrainedModel, accelerator: str, after: tuple[ExecutorStep, ...] = ()
+) -> ModelSteps:
+    """Returns a model's steps; those of a trained one are the steps of its own recipe."""
+    if not isinstance(model, TrainedModel):
+        return model.steps(after)
+    earlier = sft_steps(model.spec, accelerator)
+    if model.spec.adapter is not None:  # its checkpoints hold the adapters alone
+        return ModelSteps(tokenizer=earlier.tokenizer, weights=earlier.export)
+    return ModelSteps(tokenizer=earlier.tokenizer, weights=earlier.checkpoint, is_checkpoint=True)
+
+
+def _export(
+    spec: SFTSpec,
+    checkpoint: ExecutorStep,
+    trained: TrainSftConfig,
+    template: ChatTemplate,
+    resources: Resources,
+) -> ExecutorStep:
+    """Returns the step that makes the Hugging Face folder: of the model, or of base and adapters."""
+    common = {
+        "checkpoint": checkpoint,
+        "tokenizer": trained.tokenizer,
+        "template_text": template.text,
+        "eos_token_ids": spec.model.eos_token_ids,
+    }
+    files = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
+    if spec.adapter is None:
+        return ExecutorStep(
+            name=f"exports/{spec.name}",
+            fn=export_hf,
+            config=ExportHfConfig(model=trained.tokenizer, **common),
+            resources=resources,
+            outputs=files,
+        )
+    return ExecutorStep(
+        name=f"exports/{spec.name}",
+        fn=export_lora,
+        config=ExportLoraConfig(
+            adapter=spec.adapter,
+            model=trained.model,
+            initial_checkpoint=trained.initial_checkpoint,
+            repo=getattr(spec.model, "repo", ""),
+            revision=getattr(spec.model, "revision", ""),
+            **common,
+        ),
+        resources=resources,
+        outputs=(*files, "adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
     )
 
 
@@ -245,8 +289,11 @@ def _execution(spec: SFTSpec, sizes: dict[str, int]) -> ExecutionConfig:
         checkpoint_every_train_steps=spec.checkpoint_every_train_steps,
         checkpoint_every_seconds=spec.checkpoint_every_seconds,
         eval_every_train_steps=spec.eval_every_train_steps,
-        wandb_project=spec.tracker.project,
-        wandb_tags=spec.tracker.tags,
+        keep_every_train_steps=spec.keep_every_train_steps,
+        keep_last_checkpoints=spec.keep_last_checkpoints,
+        trackers=spec.tracker.kinds,
+        tracker_project=spec.tracker.project,
+        tracker_tags=spec.tracker.tags,
     )
 
 

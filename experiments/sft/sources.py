@@ -6,9 +6,9 @@ A new kind of source is one frozen dataclass here (or in a recipe) with the meth
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from neve import ExecutorStep
+from neve import ExecutorStep, adopt
 
 from steps.download_hf import DownloadHfConfig, download_hf
 from steps.import_local import import_local, local_source
@@ -37,7 +37,10 @@ class ModelSteps:
     """Step whose output has config.json, tokenizer.json and tokenizer_config.json."""
 
     weights: ExecutorStep
-    """Step whose output is a Hugging Face folder that Levanter can load."""
+    """Step whose output has the weights: a Hugging Face folder, or Levanter's own checkpoints."""
+
+    is_checkpoint: bool = False
+    """Whether the weights are Levanter's own checkpoints."""
 
 
 @runtime_checkable
@@ -155,6 +158,51 @@ class RandomSnowball:
             after=after,
         )
         return ModelSteps(tokenizer=tokenizer, weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeCheckpoint:
+    """A Levanter checkpoint that exists already: adopted where it lies; its weights only, no optimizer."""
+
+    path: str
+    """Folder of step-N checkpoints (the newest is used) or one of them; a path or a URL."""
+
+    model: ModelSource
+    """Where config.json and tokenizer come from, such as the HubModel that the checkpoint began as."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Those of `model`."""
+        return self.model.eos_token_ids
+
+    def steps(self, after: tuple[ExecutorStep, ...] = ()) -> ModelSteps:
+        """Returns the tokenizer step of `model` and the adopted checkpoint.
+
+        Raises:
+            InputError: Nothing is at the path.
+        """
+        name = slug(self.path.rstrip("/").rpartition("/")[2])
+        return ModelSteps(
+            tokenizer=self.model.steps().tokenizer,
+            weights=adopt(f"models/{name}", self.path),
+            is_checkpoint=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """What another recipe trains or has trained: its last checkpoint's weights, no optimizer.
+
+    `sft_steps` makes the other recipe's steps, on the accelerator of this one.
+    """
+
+    spec: Any
+    """SFTSpec of the earlier training; its tokenizer and end-of-turn ids are this one's too."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Those of the earlier training."""
+        return self.spec.model.eos_token_ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from neve import InputError
 
 from experiments.sft.cache_source import TokenCache, refuse_unused_fields
-from experiments.sft.sources import DataSource, HubModel, ModelSource
+from experiments.sft.sources import DataSource, HubModel, ModelSource, TrainedModel
 from steps.mix_datasets import LONG_CONVERSATIONS, PACKINGS, check_mixture
 from steps.tokenize_chat import TURN_POLICIES, LossOptions
-from steps.train_sft import OptimizerConfig
+from steps.train_sft import TRACKERS, LoraConfig, OptimizerConfig
 from steps.transform_conversations import ConversationSchema, RowPolicies
 
 
@@ -133,13 +133,25 @@ class MeshSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerSpec:
-    """Where metrics go besides metrics.jsonl; the environment switches it on (WANDB_MODE, WANDB_API_KEY)."""
+    """Where metrics go besides loss.jsonl and metrics.jsonl."""
+
+    kinds: tuple[str, ...] = ("wandb",)
+    """Of wandb, tensorboard and trackio. The environment switches W&B on (WANDB_MODE, WANDB_API_KEY)."""
 
     project: str = "neve-sft"
-    """Weights & Biases project."""
+    """Project of Weights & Biases and trackio."""
 
     tags: tuple[str, ...] = ()
     """Weights & Biases tags."""
+
+    def __post_init__(self) -> None:
+        """Checks the kinds."""
+        unknown = [kind for kind in self.kinds if kind not in TRACKERS]
+        if unknown:
+            raise InputError(
+                f"tracker: kinds must be among {', '.join(TRACKERS)}, got {', '.join(unknown)}. "
+                "Remove them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +161,7 @@ class SFTSpec:
     name: str
     """Names the run's own steps: checkpoints/<name>, exports/<name>, samples/<name>."""
 
-    model: ModelSource
+    model: ModelSource | TrainedModel
     """The base model; weights, config and tokenizer come from it."""
 
     datasets: tuple[DatasetSpec, ...]
@@ -166,6 +178,9 @@ class SFTSpec:
 
     optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009  frozen
     """Adam and its learning rate schedule."""
+
+    adapter: LoraConfig | None = None
+    """Low-rank adapters, trained instead of the whole model; None: all of it is trained."""
 
     seq_len: int = 4096
     """Positions per row, tokens; at most what the model allows."""
@@ -224,10 +239,17 @@ class SFTSpec:
     """Rows per device and microbatch; None: the whole share at once. Execution."""
 
     checkpoint_every_train_steps: int | None = None
-    """Train steps between kept checkpoints; None: only by time and at the end. Execution."""
+    """Train steps between checkpoints; None: only by time and at the end. Execution."""
 
     checkpoint_every_seconds: int = 900
     """Seconds between temporary checkpoints, 1 or more. Execution."""
+
+    keep_every_train_steps: int | None = None
+    """Train steps between checkpoints that are never removed; None: those of
+    checkpoint_every_train_steps. The last one always stays. Execution."""
+
+    keep_last_checkpoints: int = 1
+    """Newest ones kept of the other checkpoints, 1 or more. Execution."""
 
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more. Execution."""
@@ -236,7 +258,7 @@ class SFTSpec:
     """Processes that transform and tokenize, 1 or more; None: one for each core. Execution."""
 
     tracker: TrackerSpec = TrackerSpec()
-    """Weights & Biases project and tags. Execution."""
+    """Who is told the metrics, with project and tags. Execution."""
 
     def __post_init__(self) -> None:
         """Checks every field that can be checked without its surroundings."""
@@ -313,6 +335,8 @@ class SFTSpec:
             ("num_samples", self.num_samples, 1, 64, whole),
             ("sample_max_tokens", self.sample_max_tokens, 1, 2**20, whole),
             ("checkpoint_every_seconds", self.checkpoint_every_seconds, 1, 10**9, whole),
+            ("keep_every_train_steps", _one_if_none(self.keep_every_train_steps), 1, 2**40, whole),
+            ("keep_last_checkpoints", self.keep_last_checkpoints, 1, 1000, whole),
             ("eval_every_train_steps", self.eval_every_train_steps, 1, 2**40, whole),
             ("num_data_processes", _one_if_none(self.num_data_processes), 1, 4096, whole),
             ("per_device_batch_size", _one_if_none(self.per_device_batch_size), 1, 2**20, whole),
@@ -337,6 +361,7 @@ __all__ = [
     "ConversationSchema",
     "DatasetSpec",
     "HubModel",
+    "LoraConfig",
     "LossOptions",
     "MeshSpec",
     "OptimizerConfig",

@@ -13,6 +13,7 @@ from experiments.sft.launcher import sft_steps
 from experiments.sft.sources import HubDataset, HubModel
 from experiments.sft.spec import (
     DatasetSpec,
+    LoraConfig,
     LossOptions,
     MeshSpec,
     OptimizerConfig,
@@ -43,6 +44,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "loss": {"loss": LossOptions(train_turns="last")},
     "validation_fraction": {"validation_fraction": 0.1},
     "optimizer": {"optimizer": OptimizerConfig(learning_rate=1e-4)},
+    "adapter": {"adapter": LoraConfig()},
     "seq_len": {"seq_len": 16_384},
     "packing": {"packing": "packed"},
     # Only weights make another way of mixing possible; they change no other step.
@@ -67,9 +69,11 @@ CHANGED: dict[str, dict[str, Any]] = {
     "per_device_batch_size": {"per_device_batch_size": 1},
     "checkpoint_every_train_steps": {"checkpoint_every_train_steps": 5},
     "checkpoint_every_seconds": {"checkpoint_every_seconds": 60},
+    "keep_every_train_steps": {"keep_every_train_steps": 10},
+    "keep_last_checkpoints": {"keep_last_checkpoints": 2},
     "eval_every_train_steps": {"eval_every_train_steps": 5},
     "num_data_processes": {"num_data_processes": 3},
-    "tracker": {"tracker": TrackerSpec(project="other", tags=("x",))},
+    "tracker": {"tracker": TrackerSpec(kinds=(), project="other", tags=("x",))},
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": Family(module="llama", config="LlamaConfig"),
     "mistral": Family(module="mistral", config="MistralConfig"),
-    "mixtral": Family(module="mixtral", config="MixtralConfig"),
     "olmo2": Family(module="olmo", config="Olmo2Config"),
     "olmo3": Family(module="olmo3", config="Olmo3Config", has_windows=True),
     "qwen2": Family(module="qwen", config="QwenConfig"),
@@ -60,10 +60,13 @@ _WITHOUT_EFFECT = frozenset(
     (
         "_name_or_path",
         "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
         "initializer_range",
         "max_window_layers",
         "no_bias",
         "output_router_logits",
+        "pad_token_id",
         "pretraining_tp",
         "router_jitter_noise",
         "use_cache",
@@ -193,7 +196,7 @@ def _check_faithful(folder: str, family: Family, wanted: Any, carried_out: Any) 
     if not family.has_windows and (
         windows or (asked.get("sliding_window") and "layer_types" not in asked)
     ):
-        lost.append("sliding_window")
+        lost = [*(name for name in lost if name != "layer_types"), "sliding_window"]
     if lost:
         got = ", ".join(f"{name}={asked[name]!r}" for name in sorted(set(lost)))
         raise TrainInputError(
@@ -203,5 +206,18 @@ def _check_faithful(folder: str, family: Family, wanted: Any, carried_out: Any) 
 
 
 def _shaping(config: Any, ignored: set[str]) -> dict[str, Any]:
-    values = config.to_dict()
-    return {name: value for name, value in values.items() if name not in ignored}
+    values = {name: value for name, value in config.to_dict().items() if name not in ignored}
+    if isinstance(rope := values.get("rope_parameters"), dict):
+        values["rope_parameters"] = _rope(rope)
+    return values
+
+
+def _rope(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the rotary parameters without those that say what holds anyway."""
+    default = 0.1 * math.log(values.get("factor") or 1.0) + 1.0  # of YaRN's attention
+    implied = {"attention_factor": default, "mscale": 1.0}
+    return {
+        name: value
+        for name, value in values.items()
+        if not (name in implied and math.isclose(value or implied[name], implied[name]))
+    }
