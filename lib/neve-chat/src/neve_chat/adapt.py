@@ -125,15 +125,16 @@ class RowAdapter:
     def _count_roles(self, turns: Turns) -> None:
         key, seen = self.schema.role_key, self.roles_seen
         for role, turn in turns:
-            value = turn.get(key, role) if isinstance(turn, Mapping) else None
-            if value is not None and (str(value) in seen or len(seen) < _MAX_ROLES):
-                seen[str(value)] += 1
+            value = turn.get(key, role) if isinstance(turn, dict | Mapping) else None
+            name = value if isinstance(value, str) else str(value)
+            if value is not None and (name in seen or len(seen) < _MAX_ROLES):
+                seen[name] += 1
 
     def _message(
         self, role: str | None, turn: Any, index: int, faults: RowFaults
     ) -> dict[str, Any]:
         schema, where = self.schema, f"turn {index}"
-        if not isinstance(turn, Mapping):
+        if not isinstance(turn, dict | Mapping):  # dict first: Mapping's own check is slow
             raise RowRejected(
                 "malformed turn", f"{where} is a {type(turn).__name__}, not an object"
             )

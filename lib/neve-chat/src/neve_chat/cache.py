@@ -6,10 +6,10 @@ with all rows joined, `<field>/offsets` with the number of rows and then each ro
 and a `shard_ledger.json` last. The ledger of the split names the parts; it is written when all of
 them are there, and makes the split complete (Levanter's layout "sharded").
 
-The arrays differ from Levanter's own in one number: a chunk file holds 2**22 elements instead of
-2**27, so that each is written once, whole, from a buffer of 16 MiB; Levanter's size needs either
-half a gigabyte of buffer for each field or a rewrite of the file at every flush. Readers take it
-from zarr.json.
+The arrays differ from Levanter's own in two values, which readers take from zarr.json. A chunk file
+holds 2**22 elements instead of 2**27, so that each is written once, whole, from a buffer of 16 MiB;
+Levanter's size needs either half a gigabyte of buffer for each field or a rewrite of the file at
+every flush. And the codec is lz4: half the time of zstd for a quarter more space.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _Column:
 
 
 def _open(path: Path, dtype: str) -> Any:
-    blosc = {"cname": "zstd", "clevel": 1, "shuffle": "shuffle"}
+    blosc = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle"}
     inner = {"chunk_shape": [_INNER_CHUNK], "codecs": [{"name": "blosc", "configuration": blosc}]}
     spec = {
         "driver": "zarr3",

@@ -2,7 +2,7 @@
 The tokenizers library watches over fastokens: what they do not agree on is not fast.
 
 Both encode a fixed set of nasty texts, the first 8 conversations and then fewer and fewer, down to
-one of 512; and of every conversation the bytes of the tokens have to sum to those of the text. At
+one of 1,024; and of every conversation the bytes of the tokens have to sum to those of the text. At
 the first difference the fast encoder is given up for good.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Referee"]
 _logger = logging.getLogger(__name__)
 
 # tokenizers takes 30 to 50 times as long, so one of 128 would cost a third of the time.
-_SAMPLE_EVERY = 512
+_SAMPLE_EVERY = 1024
 _NUM_FIRST = 8
 _NASTY_TEXTS = (
     "Hello,  world!\tIt's  we'LL   they've \n\n  x\r\n\r\n \r y\n \n\n\t\tz   ",

@@ -21,6 +21,7 @@ import jinja2.runtime
 import jinja2.sandbox
 
 from neve_chat.errors import ChatInputError
+from neve_chat.templates import is_built_in
 
 __all__ = ["ChatRenderer", "Rendered", "TemplateRefusal", "rendering_notes"]
 
@@ -122,7 +123,9 @@ class ChatRenderer:
         """
         self._name = name
         self._special_tokens = dict(special_tokens or {})
-        environment = _Environment(
+        # What comes with neve needs no guard, which takes a quarter of the time.
+        kind = jinja2.Environment if is_built_in(template) else _Environment
+        environment = kind(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTracker, jinja2.ext.loopcontrols],

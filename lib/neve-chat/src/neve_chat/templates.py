@@ -24,6 +24,7 @@ __all__ = [
     "ChatTemplate",
     "check_generation_marks",
     "fitting_templates",
+    "is_built_in",
     "load_template",
     "serving_template",
     "template_names",
@@ -71,6 +72,13 @@ def template_names() -> tuple[str, ...]:
     The names of the built-in templates, sorted.
     """
     return tuple(sorted(path.stem for path in _FILES.glob("*.jinja")))
+
+
+def is_built_in(text: str) -> bool:
+    """
+    Whether a template's text is that of a built-in one.
+    """
+    return any(text == path.read_text(encoding="utf-8") for path in _FILES.glob("*.jinja"))
 
 
 def load_template(name_or_path: str) -> ChatTemplate:
