@@ -17,13 +17,13 @@ from levanter.models.snowball import (
     _BATCH_AXES,
     SnowballConfig,
     SnowballLMHeadModel,
+    SnowballTransformer,
     _context_axis,
     _token_spec,
 )
 from neve import storage
 
 from neve_train.errors import TrainInputError
-from neve_train.routing import counting
 
 __all__ = ["NeveSnowballConfig", "NeveSnowballLMHeadModel", "read_model_config"]
 
@@ -85,7 +85,7 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
             if config.uses_segments:
                 mask = mask.with_segment_ids(ids)
         flat = jnp.reshape(real, (real.size,), out_sharding=_token_spec())
-        transformer: Any = counting(self.transformer, flat)
+        transformer: Any = _counting(self.transformer, flat)
         hidden, dropped = transformer(tokens, mask)
         per_token = config.num_experts_per_token * config.num_layers
         facts = {
@@ -104,6 +104,63 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
     ) -> NeveSnowballLMHeadModel:
         """Returns the model with the weights of a Hugging Face state dict."""
         return _adopt(super().from_state_dict(state_dict, prefix=prefix))
+
+
+def _counting(transformer: SnowballTransformer, token_valid: jax.Array) -> SnowballTransformer:
+    """Returns a transformer for one call, which returns (hidden states, dropped assignments).
+
+    The count, an int32 scalar over layers and devices, travels beside the hidden states through
+    Levanter's own forward pass and scan; the parts that meet it are wrapped, none is rewritten.
+
+    Args:
+        transformer: The model's; it stays as it is.
+        token_valid: bool[batch * position], sharded as the tokens; False: no expert serves the
+            token, and it counts neither for capacity nor as dropped.
+    """
+    blocks = tuple(_CountingBlock(block, token_valid) for block in transformer.blocks)
+    return dataclasses.replace(
+        transformer,
+        embed_gated_norm=_StartCount(transformer.embed_gated_norm),
+        blocks=blocks,
+        final_norm=_KeepCount(transformer.final_norm),
+        final_gated_norm=_KeepCount(transformer.final_gated_norm),
+    )
+
+
+class _StartCount(eqx.Module):
+    inner: Any
+
+    def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.inner(hidden), jnp.zeros((), jnp.int32)
+
+
+class _KeepCount(eqx.Module):
+    inner: Any
+
+    def __call__(self, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        hidden, dropped = carried
+        return self.inner(hidden), dropped
+
+
+class _CountingBlock(eqx.Module):
+    inner: Any
+    token_valid: jax.Array  # a leaf, as the scan over layers stacks leaves
+
+    def __call__(
+        self, carried: tuple[jax.Array, jax.Array], *args: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        hidden, dropped = carried
+        mlp, counts = self.inner.mlp, []
+
+        def experts(*inputs: Any, **options: Any) -> jax.Array:
+            options |= {"token_valid": self.token_valid, "report_capacity_overflow": True}
+            output, omitted = mlp.expert_mlp(*inputs, **options)
+            counts.append(omitted.dropped)
+            return output
+
+        counted = dataclasses.replace(mlp, expert_mlp=experts)
+        hidden = dataclasses.replace(self.inner, mlp=counted)(hidden, *args)
+        return hidden, dropped + sum(counts)
 
 
 def _rows(values: Any) -> jax.Array:

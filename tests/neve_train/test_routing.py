@@ -1,0 +1,160 @@
+"""Padding takes no expert's capacity, what capacity drops is counted, and packing changes nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from neve_train.errors import TrainInputError
+from neve_train.routing import check_dropped
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("routing_run.py")
+ROUNDING = 1e-5
+"""Nats. Losses are about 6, where one unit in the last place of a float32 is 5e-7; sums of another
+order through three layers differ by a few of them, another expert for one token by 1e-2 and more."""
+
+
+@pytest.fixture(scope="module")
+def run() -> dict[str, Any]:
+    """What routing_run.py measured on 8 virtual devices, context 2 x expert 4."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        # Less optimized programs compile in half the time and are as deterministic.
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 "
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(done.stderr[-4000:])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.full
+def test_padding_takes_no_capacity(run: dict[str, Any]) -> None:
+    """With 90 % of padding no real token is dropped at 1.25; as real tokens the zeros crowd experts.
+
+    Nothing that padding holds reaches the loss or the counts.
+    """
+    padded = run["padding_and_drops"]
+
+    assert padded["padded"] == {
+        "assignments": padded["padded_assignments"],
+        "dropped_assignments": 0,
+    }
+    assert padded["unmarked"]["dropped_assignments"] > 1000
+    assert padded["loss_sums"][0] == padded["loss_sums"][1]
+    assert padded["other_padding"] == padded["dropping"]
+
+
+@pytest.mark.full
+def test_dropped_assignments_are_counted_exactly(run: dict[str, Any]) -> None:
+    """Scan, remat, gradient and mesh report what numpy counts from the router's choices."""
+    counted = run["padding_and_drops"]
+
+    assert counted["counted"] > 1000
+    assert counted["dropping"] == {
+        "assignments": counted["dropping_assignments"],
+        "dropped_assignments": counted["counted"],
+    }
+    assert counted["is_finite"] == [True, True]
+
+
+@pytest.mark.full
+def test_packed_losses_equal_separate_ones(run: dict[str, Any]) -> None:
+    """Each token's loss is the same in a shared row as in a row of its own, nothing dropped."""
+    results = run["apart_and_together"]
+
+    assert results["packed_against_separate"] < ROUNDING < results["spread"] / 100
+    assert results["sum"] == pytest.approx(results["separate_sum"], rel=1e-6)
+    (whole, _), parts = results["facts"], results["separate_facts"]
+    assert whole == {"assignments": results["assignments"], "dropped_assignments": 0}
+    assert sum(part["assignments"] for part in parts) == results["assignments"]
+    assert sum(part["dropped_assignments"] for part in parts) == 0
+
+
+@pytest.mark.full
+def test_eight_devices_compute_what_one_does(run: dict[str, Any]) -> None:
+    """Context 2 x expert 4 gives the losses of one device, packed, nothing dropped."""
+    results = run["apart_and_together"]
+
+    assert results["one_device_against_8"] < ROUNDING
+    assert results["facts"][0] == results["facts"][1]
+
+
+@pytest.mark.full
+def test_loss_sums_divide_to_levanters_mean(run: dict[str, Any]) -> None:
+    """Sum of losses over sum of weights is Levanter's mean with the same z-loss.
+
+    Weights count the tokens that are predicted: all but the first of each conversation.
+    """
+    results = run["apart_and_together"]
+
+    ours, levanters = results["mean"]
+    assert ours == pytest.approx(levanters, rel=1e-6)
+    counted, predicted = results["weight_sum"]
+    assert counted == predicted
+
+
+@pytest.mark.full
+def test_tokens_without_a_mask_are_all_real(run: dict[str, Any]) -> None:
+    """Generation gives no mask: the forward pass traces on the mesh with every position served."""
+    assert (
+        run["apart_and_together"]["unmasked"]
+        == "(Axis(batch, 8), Axis(position, 128), Axis(embed, 64))"
+    )
+
+
+@pytest.mark.full
+def test_counting_leaves_the_model_levanters(run: dict[str, Any]) -> None:
+    """Checkpoints and Hugging Face folders have the leaves and names of Levanter's Snowball."""
+    assert run["trees"]["is_same"]
+    assert run["trees"]["num_leaves"] > 50
+
+
+def check(dropped: int, assignments: int, **changes: Any) -> float:
+    """Checks a train step of 4 expert shards with the usual limits."""
+    values: dict[str, Any] = {
+        "max_dropped_fraction": 0.001,
+        "capacity_factor": 1.25,
+        "num_expert_shards": 4,
+    }
+    return check_dropped(12, dropped, assignments, **(values | changes))
+
+
+def test_few_drops_are_a_share_and_no_error() -> None:
+    """Up to the limit, and without any real token, training goes on."""
+    assert check(0, 0) == 0.0
+    assert check(3, 6000) == 0.0005
+    assert check(1, 1000) == 0.001
+    assert check(999, 1000, max_dropped_fraction=1.0) == 0.999
+
+
+def test_many_drops_stop_training_with_a_way_out() -> None:
+    """The message says the rule, what was seen, and a factor that takes more."""
+    with pytest.raises(TrainInputError) as caught:
+        check(11, 10_000)
+
+    assert str(caught.value) == (
+        "train step 12: dropped expert assignments must be at most 0.1000% "
+        "(max_dropped_fraction), got 0.1100%, 11 of 10,000, at capacity_factor 1.25. Raise "
+        "capacity_factor to 2.5; at 4, the expert shards, nothing is ever dropped."
+    )
+
+
+def test_the_proposed_factor_never_exceeds_the_shards() -> None:
+    """Twice the factor, or the number of shards, which takes everything."""
+    with pytest.raises(TrainInputError, match="Raise capacity_factor to 4; at 4"):
+        check(1, 2, capacity_factor=3.0)
