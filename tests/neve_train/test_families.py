@@ -1,0 +1,165 @@
+"""Models of other kinds than Snowball: the same spec, the same steps."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from neve_train.errors import TrainInputError
+from neve_train.families import FAMILIES, family_of
+from neve_train.mesh import check_mesh
+
+PROGRAM = Path(__file__).with_name("family_run.py")
+Run = Callable[..., tuple[int, Any]]
+
+
+def folder_of(path: Path, **values: Any) -> str:
+    """Writes a config.json and returns its folder."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(values))
+    return str(path)
+
+
+def test_family_of_names_the_families_that_there_are(tmp_path: Path) -> None:
+    """A model_type that nothing reads is one sentence with those that are read."""
+    folder = folder_of(tmp_path / "model", model_type="bert")
+
+    with pytest.raises(TrainInputError, match=r"must be one of grug_moe, llama, .*, got 'bert'"):
+        family_of(folder)
+
+
+def test_family_of_asks_for_a_config(tmp_path: Path) -> None:
+    """A folder without config.json is no model."""
+    with pytest.raises(TrainInputError, match=r"must hold config\.json, got none"):
+        family_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("axis", ["expert", "context"])
+def test_mesh_axes_that_a_family_cannot_be_split_over_are_refused(
+    axis: str, tmp_path: Path
+) -> None:
+    """Levanter's dense models are split over data and model; Snowball over all four axes."""
+    allowed = family_of(folder_of(tmp_path / "model", model_type="qwen3")).mesh_axes
+
+    with pytest.raises(TrainInputError, match=f"can only be data, model, got {axis} 4"):
+        check_mesh(8, {"data": 2, axis: 4}, 8, 128, allowed=allowed)
+
+    sizes = check_mesh(8, {"data": 4, "model": 2}, 8, 128, allowed=allowed)
+    assert sizes == {"data": 4, "expert": 1, "context": 1, "model": 2}
+    assert FAMILIES["grug_moe"].mesh_axes == ("data", "expert", "context", "model")
+
+
+@pytest.fixture(scope="module")
+def round_trips(run_toy: Run) -> dict[str, Any]:
+    """Results of writing, reading and packing with a small model of each family."""
+    return run_toy("round_trips", program=PROGRAM)[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"grug_moe"}))
+def test_each_family_is_read_and_written_without_loss(
+    family: str, round_trips: dict[str, Any]
+) -> None:
+    """All tensors of the folder come back bit for bit, under the same names."""
+    result = round_trips[family]
+
+    assert result["num_tensors"] > 10
+    assert result["is_equal"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"grug_moe"}))
+def test_each_family_keeps_conversations_of_a_row_apart(
+    family: str, round_trips: dict[str, Any]
+) -> None:
+    """Logits in a packed row are those of the conversation alone, up to the order of f32 sums.
+
+    Rotary angles at other positions round differently: a few units of 1e-7 per term, through two layers.
+    """
+    result = round_trips[family]
+
+    assert result["spread"] > 0.05
+    assert result["packed"] < 1e-3 * result["spread"]
+    assert result["unmasked"] > 0.1 * result["spread"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_folder_gives_the_logits_of_its_formulas(
+    family: str, round_trips: dict[str, Any]
+) -> None:
+    """numpy in float64 reads the same config.json and tensors; what differs is f32's rounding."""
+    result = round_trips[family]
+
+    assert result["reference_error"] < 1e-4 * max(result["spread"], 1.0)
+
+
+@pytest.mark.full
+def test_a_config_that_levanter_would_compute_otherwise_is_refused(
+    round_trips: dict[str, Any],
+) -> None:
+    """What Levanter's config would drop without a word is named, before any weight is read."""
+    lost = ["attention_bias=True", "head_dim=32", "sliding_window=64", "sliding_window=64"]
+
+    assert len(round_trips["refusals"]) == len(lost)
+    for text, name in zip(round_trips["refusals"], lost, strict=True):
+        assert f"doesn't carry out, got {name}" in text
+
+
+@pytest.fixture(scope="module")
+def trained(run_toy: Run) -> dict[str, Any]:
+    """Results of training a Qwen3 on packed rows and a Llama on separate ones."""
+    return run_toy("trained", program=PROGRAM)[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_dense_model_trains_and_resumes_like_snowball(
+    family: str, trained: dict[str, Any]
+) -> None:
+    """Held-out loss falls, and a run stopped after a checkpoint gives the same losses bit for bit."""
+    result = trained[family]
+
+    assert result["trained"]["heldout_loss"] < result["trained"]["heldout_loss_first"]
+    assert result["resumed_from"] == 3
+    assert result["losses_after_stop"] == result["losses"]
+    assert len(result["losses"]) == 9
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_dense_models_export_is_its_checkpoint_in_bfloat16(
+    family: str, trained: dict[str, Any]
+) -> None:
+    """The folder, read again, gives the logits of the checkpoint cast to bfloat16."""
+    result = trained[family]
+
+    assert result["is_equal"]
+    assert result["spread"] > 0.05
+    assert result["train_step"] == 8
+    assert result["config"]["model_type"] == family
+    assert result["config"]["dtype"] == "bfloat16"
+
+
+@pytest.mark.full
+def test_a_dense_model_trains_alike_on_one_and_eight_devices(
+    trained: dict[str, Any], run_toy: Run
+) -> None:
+    """Data 4 x model 2 sums the same f32 terms in another order, eight train steps long."""
+    one = trained["qwen3"]["trained"]
+
+    eight = run_toy("meshed", num_devices=8, program=PROGRAM)[1]
+
+    for name in ("final_loss", "heldout_loss_first", "heldout_loss"):
+        assert eight[name] == pytest.approx(one[name], abs=1e-4)
+
+
+@pytest.mark.full
+def test_a_second_training_starts_from_the_weights_of_the_first(trained: dict[str, Any]) -> None:
+    """Its held-out loss begins where the first one's ended, at train step 0, with a fresh optimizer."""
+    first, second = trained["qwen3"]["trained"], trained["second_stage"]
+
+    assert second["heldout_loss_first"] == pytest.approx(first["heldout_loss"], abs=1e-6)
+    assert second["resumed_from"] is None
+    assert second["heldout_loss"] < second["heldout_loss_first"]
