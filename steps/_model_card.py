@@ -98,7 +98,10 @@ def _steps(lineage: list[dict[str, Any]]) -> list[str]:
     for record in lineage:
         code = record.get("code") or {}
         commit = (code.get("commit") or "")[:12] + ("+changes" if code.get("dirty") else "")
-        pin = _pin(_fields(record)) if record["fn"] == _DOWNLOAD else ""
+        if record["fn"] == _DOWNLOAD:
+            pin = _pin(_fields(record))
+        else:  # what was not made by a step is known by its content
+            pin = "" if record["deps"] else f"files {record['manifest_digest'][:12]}"
         rows.append(f"| {record['name']} | `{record['fingerprint'][:12]}` | {commit} | {pin} |")
     if not rows:
         return []

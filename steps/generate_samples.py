@@ -15,7 +15,7 @@ class GenerateSamplesConfig:
     """Two models, and what they are asked."""
 
     before: Any
-    """Hugging Face folder of the base model's weights: a path or a step."""
+    """Base model's weights, a Hugging Face folder or a native checkpoint: a path or a step."""
     after: Any
     """Hugging Face folder of the trained model, with tokenizer: a path or a step."""
     conversations: Any
@@ -55,6 +55,7 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
     from neve_chat.templates import tokenizer_template
     from neve_chat.tokens import ChatTokenizer
     from neve_chat.transform import iter_conversations
+    from neve_train.generate import end_ids_of
     from neve_train.generation import generate  # heavy: jax and Levanter
 
     after = str(config.after)
@@ -82,8 +83,7 @@ def generate_samples(config: GenerateSamplesConfig, output_path: str) -> dict[st
             f"samples: {config.conversations} must hold a prompt of at most "
             f"{min(limit, config.max_prompt_tokens)} tokens, got none. Lower max_new_tokens."
         )
-    generation = storage.read_json(storage.join(after, "generation_config.json"))
-    end_ids = sorted({*generation["eos_token_id"], *config.eos_token_ids})
+    end_ids = sorted({*end_ids_of(after), *config.eos_token_ids})
     for name, path in (("before", str(config.before)), ("after", after)):
         answers = generate(
             path,

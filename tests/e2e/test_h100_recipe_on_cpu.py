@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from neve_chat.templates import load_template, serving_template
 
-from steps.tokenize_chat import load_template
 from tests.e2e import recipes
 from tests.e2e.toy_hub import add_h100_repositories
 from tests.hub.server import LocalHub
@@ -77,9 +77,9 @@ def test_recipe_writes_checkpoint_folder_and_samples(undisturbed: Path, served: 
     assert sorted(recipes.losses(training)) == list(range(1, 11))
     generation = json.loads((export / "generation_config.json").read_text())
     assert set(served.stops) <= set(generation["eos_token_id"])
-    template = (export / "chat_template.jinja").read_text()
-    assert template == load_template("marin").text
-    assert "endgeneration" in template
+    template = load_template("marin").text
+    assert (export / "training_chat_template.jinja").read_text() == template
+    assert (export / "chat_template.jinja").read_text() == serving_template(template)
     assert len(json.loads((samples / "samples.json").read_text())) >= 1
 
 

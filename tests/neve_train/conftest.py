@@ -26,9 +26,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_toy(toy: Path) -> Callable[..., tuple[int, Any]]:
-    """Runs a mode of toy_run.py; returns its exit code and what it printed last."""
+    """Runs a mode of toy_run.py or its like; returns its exit code and what it printed last."""
 
-    def run(mode: str, num_devices: int = 1) -> tuple[int, Any]:
+    def run(mode: str, num_devices: int = 1, program: Path = PROGRAM) -> tuple[int, Any]:
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -39,7 +39,7 @@ def run_toy(toy: Path) -> Callable[..., tuple[int, Any]]:
             "WANDB_MODE": "disabled",
         }
         done = subprocess.run(
-            [sys.executable, str(PROGRAM), str(toy), mode],
+            [sys.executable, str(program), str(toy), mode],
             env=environ,
             capture_output=True,
             text=True,

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PROGRAM = Path(__file__).with_name("export_run.py")
+
 
 def test_samples_stand_side_by_side_and_stop_at_an_end_id(
     toy: Path, run_toy: Callable[..., tuple[int, Any]]
 ) -> None:
     """Both models answer the first prompts, and an answer ends at an end id or at its limit."""
-    _, results = run_toy("sampled")
+    _, results = run_toy("sampled", program=PROGRAM)
     samples = json.loads((toy / "samples" / "samples.json").read_text())
 
     assert results["plain"]["num_prompts"] == len(samples) == 3
@@ -24,3 +26,5 @@ def test_samples_stand_side_by_side_and_stop_at_an_end_id(
     assert results["forced"]["num_stopped"] >= 1
     assert results["forced_ids"][0] == results["first_ids"][0][:1]
     assert all(len(ids) <= 12 for ids in results["first_ids"])
+    # A native checkpoint of the same weights answers with the same tokens.
+    assert results["native_ids"] == results["first_ids"]

@@ -156,101 +156,6 @@ def resumed(folder: Path) -> Any:
     return result
 
 
-def exported(folder: Path) -> Any:
-    """Trains on context 2 x expert 4, exports, and compares logits of folder and checkpoint."""
-    import haliax as hax
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from haliax import Axis
-    from haliax.partitioning import named_jit
-    from neve_chat.templates import load_template
-    from neve_train import devices
-    from neve_train.export import load_checkpoint_model, load_hf_model
-    from neve_train.model import read_model_config
-
-    from steps.export_hf import ExportHfConfig, export_hf
-    from steps.train_sft import train_sft
-
-    mesh = (("context", 2), ("expert", 4))
-    config = train_config(folder, mesh=mesh)
-    trained = train_sft(config, str(folder / "meshed"))
-    hf = str(folder / "hf")
-    export = ExportHfConfig(
-        checkpoint=str(folder / "meshed"),
-        model=str(folder / "tokenizer"),
-        tokenizer=str(folder / "tokenizer"),
-        template_text=load_template("marin").text,
-        mesh=mesh,
-    )
-    result = export_hf(export, hf)
-    trainer_config = devices.base_trainer_config({"data": 1, "model": 1, **dict(mesh)})
-    model_config = read_model_config(hf)
-    tokens = np.arange(4 * SEQ_LEN, dtype=np.int32).reshape(4, SEQ_LEN) % 300
-    with devices.on_mesh(trainer_config):
-        axes = (Axis("batch", 4), model_config.max_Pos.resize(SEQ_LEN))
-
-        @named_jit(axis_resources=trainer_config.compute_axis_mapping)
-        def logits(model: Any) -> Any:
-            hidden = model.activations(hax.named(jnp.asarray(tokens), axes))
-            return hax.dot(hidden, model.get_lm_head(), axis=model.Embed).array
-
-        saved, _ = load_checkpoint_model(str(folder / "meshed"), model_config, print)
-        saved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), saved)
-        loaded = load_hf_model(model_config, hf, hf, None)
-        first, second = np.asarray(logits(saved)), np.asarray(logits(loaded))
-        spread = float(np.std(first.astype(np.float32)))
-    return {
-        "trained": trained,
-        "export": result,
-        "is_equal": bool((first.view(np.uint16) == second.view(np.uint16)).all()),
-        "spread": spread,
-        "dtype": str(first.dtype),
-        "num_devices": jax.device_count(),
-        "capacity": loaded.transformer.blocks[0].mlp.expert_mlp.capacity_factor,
-    }
-
-
-def sampled(folder: Path) -> Any:
-    """Answers prompts with the base model as both models, then with a forced end id."""
-    from neve_chat.templates import load_template
-    from neve_train.generation import generate
-    from neve_train.tokenizer_files import (
-        end_token_ids,
-        write_generation_files,
-        write_tokenizer_files,
-    )
-
-    from steps.generate_samples import GenerateSamplesConfig, generate_samples
-
-    template, source = load_template("marin").text, str(folder / "tokenizer")
-    after = folder / "base-exported"
-    shutil.copytree(folder / "base", after)
-    end_ids = end_token_ids(source, source, template)
-    write_tokenizer_files(source, str(after), template)
-    write_generation_files(source, str(after), source, end_ids, "float32")
-    common = {
-        "before": str(folder / "base"),
-        "after": str(after),
-        "conversations": str(folder / "conversations"),
-        "template_text": template,
-        "num_samples": 3,
-        "max_new_tokens": 12,
-    }
-    plain = generate_samples(GenerateSamplesConfig(**common), str(folder / "samples"))
-    prompts = [[1, 2, 3], [4, 5]]
-    base = str(folder / "base")
-    first = generate(base, base, base, prompts, end_ids, 12)
-    forced_end = first[0].ids[0]
-    short = generate(base, base, base, prompts, [forced_end], 12)
-    return {
-        "plain": plain,
-        "forced": {"num_stopped": sum(answer.has_stopped for answer in short)},
-        "forced_ids": [list(answer.ids) for answer in short],
-        "first_ids": [list(answer.ids) for answer in first],
-    }
-
-
 def packed(folder: Path) -> Any:
     """Compares hidden states of conversations in one row and in rows of their own, then trains."""
     import haliax as hax
@@ -428,8 +333,6 @@ MODES = {
     "whole": whole,
     "killed": killed,
     "resumed": resumed,
-    "exported": exported,
-    "sampled": sampled,
 }
 
 if __name__ == "__main__":

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import haliax as hax
 import jax
-import jax.numpy as jnp
 import jax.random as jrandom
 from haliax import Axis
 from levanter.checkpoint import load_checkpoint
 from neve import storage
 
 from neve_train import checkpoints, devices
+from neve_train.checkpoint_tensors import CheckpointTensors
 from neve_train.errors import CheckpointError
 from neve_train.families import family_of, hf_converter, read_model_config
-from neve_train.mesh import check_mesh, export_axes
+from neve_train.hf_folder import MAX_SHARD_BYTES, write_weights
+from neve_train.mesh import export_axes
 from neve_train.tokenizer_files import (
+    check_template,
     end_token_ids,
-    write_generation_files,
+    write_config_files,
     write_tokenizer_files,
 )
 
-__all__ = ["export", "load_checkpoint_model", "load_hf_model", "newest_checkpoint"]
+__all__ = [
+    "checkpoint_tensors",
+    "export",
+    "has_checkpoint",
+    "load_checkpoint_model",
+    "load_hf_model",
+    "newest_checkpoint",
+    "read_newest",
+]
 
 
 def export(
@@ -34,12 +44,17 @@ def export(
     template_text: str,
     output_path: str,
     *,
+    caches: Sequence[str] = (),
     eos_token_ids: tuple[int, ...] = (),
     dtype: str = "bfloat16",
-    axes: Mapping[str, int] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     on_message: Callable[[str], None] = print,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The output path is a Hugging Face folder of the newest checkpoint that can be read.
+
+    The weights go from the checkpoint into the files one tensor at a time; neither a mesh nor memory
+    for the model is needed. Run by one process.
 
     Args:
         checkpoint_path: Output of training, its checkpoints folder, or one step-N.
@@ -47,39 +62,63 @@ def export(
         tokenizer_path: Folder with the tokenizer's files.
         template_text: The training template.
         output_path: Where the folder is written.
+        caches: Token caches of the training; their template must be this one.
         eos_token_ids: Further ids at which generation stops.
         dtype: Type of the exported weights.
-        axes: Mesh axis sizes; None: weights in as many parts as there are devices.
+        max_shard_bytes: Largest file of weights.
         on_message: Told which checkpoint is exported.
+        on_progress: Told (bytes written, bytes of all weights).
 
     Returns:
         train_step (completed), parameters, eos_token_ids, dtype.
+
+    Raises:
+        CheckpointError: No checkpoint there can be read, or it isn't one of this model.
+        TrainInputError: An end-of-turn id is no token, or a cache was made with another template.
     """
-    devices.initialize()
-    config = read_model_config(model_path)
+    check_template(template_text, caches)
     end_ids = end_token_ids(tokenizer_path, model_path, template_text, eos_token_ids)
-    sizes = _axes(axes, model_path, config)
-    explicit = config.requires_explicit_mesh_axes
-    with devices.on_mesh(devices.base_trainer_config(sizes, explicit_axes=explicit)):
-        model, step = load_checkpoint_model(checkpoint_path, config, on_message)
-        converter = hf_converter(config, _tokenizer(tokenizer_path), model_path)
-        converter.save_pretrained(
-            model,
-            output_path,
-            save_reference_code=False,
-            save_tokenizer=False,
-            dtype=jnp.dtype(dtype),
-        )
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    if jax.process_index() == 0:
-        write_tokenizer_files(tokenizer_path, output_path, template_text)
-        write_generation_files(model_path, output_path, tokenizer_path, end_ids, dtype)
+    write_tokenizer_files(tokenizer_path, output_path, template_text)
+    tensors, step = checkpoint_tensors(checkpoint_path, model_path, on_message)
+    parameters = write_weights(
+        tensors,
+        {name: shape.cast(dtype) for name, shape in tensors.shapes.items()},
+        output_path,
+        max_shard_bytes=max_shard_bytes,
+        on_progress=on_progress,
+    )
+    write_config_files(model_path, output_path, tokenizer_path, end_ids, dtype)
     return {
         "train_step": step,
-        "parameters": int(parameters),
+        "parameters": parameters,
         "eos_token_ids": end_ids,
         "dtype": dtype,
     }
+
+
+def checkpoint_tensors(
+    path: str, model_path: str, on_message: Callable[[str], None]
+) -> tuple[CheckpointTensors, int]:
+    """Returns the tensors of the newest readable checkpoint and its completed train steps.
+
+    Args:
+        path: Output of training, its checkpoints folder, or one step-N.
+        model_path: Folder with the model's config.json.
+        on_message: Told which checkpoint it is.
+    """
+    devices.initialize()
+    config = read_model_config(model_path)
+    can_split_experts = "expert" in family_of(model_path).mesh_axes
+    axes = export_axes(jax.device_count(), config.num_experts if can_split_experts else None)
+    explicit = config.requires_explicit_mesh_axes
+    with devices.on_mesh(devices.base_trainer_config(axes, explicit_axes=explicit)):
+        shape = _model_shape(config)
+    return read_newest(path, lambda folder: CheckpointTensors(folder, shape), on_message)
+
+
+def has_checkpoint(path: str) -> bool:
+    """Returns whether there is a checkpoint in a training output, a checkpoints folder, or a step-N."""
+    return bool(_committed(path))
 
 
 def newest_checkpoint(path: str) -> list[Any]:
@@ -88,14 +127,16 @@ def newest_checkpoint(path: str) -> list[Any]:
     Raises:
         CheckpointError: None was committed.
     """
-    folders = [storage.join(path, "checkpoints"), path]
-    for folder in folders:
-        found = checkpoints.committed_checkpoints(folder)
-        if found:
-            return found
+    if found := _committed(path):
+        return found
     raise CheckpointError(
         f"checkpoint {path}: must hold a checkpoint step-N with metadata.json, got none. Train first."
     )
+
+
+def _committed(path: str) -> list[Any]:
+    inside = checkpoints.committed_checkpoints(storage.join(path, "checkpoints"))
+    return inside or checkpoints.committed_checkpoints(path)
 
 
 def load_checkpoint_model(
@@ -105,11 +146,7 @@ def load_checkpoint_model(
 
     Must be called on a mesh.
     """
-    folder = newest_checkpoint(path)[0].path
-    is_single = folder.rstrip("/") == path.rstrip("/")
-    root = path if is_single else folder.rstrip("/").rpartition("/")[0]
-    key = jrandom.PRNGKey(0)
-    shape = eqx.filter_eval_shape(config.build, Axis("vocab", config.vocab_size), key=key)
+    shape = _model_shape(config)
     arrays, rest = eqx.partition(shape, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     def load(checkpoint: str) -> Any:
@@ -121,10 +158,27 @@ def load_checkpoint_model(
             mesh=None,
         )
 
+    loaded, step = read_newest(path, load, on_message)
+    return eqx.combine(loaded, rest), step
+
+
+def read_newest(
+    path: str, load: Callable[[str], Any], on_message: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Returns what load gives for the newest checkpoint that it can read, and its train steps."""
+    folder = newest_checkpoint(path)[0].path
+    is_single = folder.rstrip("/") == path.rstrip("/")
+    root = path if is_single else folder.rstrip("/").rpartition("/")[0]
     loaded, candidate, _ = checkpoints.restore_newest(root, load, on_message)
     assert candidate is not None
     on_message(f"model after train step {candidate.step + 1} from {candidate.path}")
-    return eqx.combine(loaded, rest), candidate.step + 1
+    return loaded, candidate.step + 1
+
+
+def _model_shape(config: Any) -> Any:
+    """Returns the model with shapes for arrays."""
+    key = jrandom.PRNGKey(0)
+    return eqx.filter_eval_shape(config.build, Axis("vocab", config.vocab_size), key=key)
 
 
 def load_hf_model(config: Any, folder: str, tokenizer_path: str, dtype: Any) -> Any:
@@ -142,12 +196,3 @@ def _tokenizer(path: str) -> Any:
     from levanter.tokenizers import load_tokenizer
 
     return load_tokenizer(path)
-
-
-def _axes(axes: Mapping[str, int] | None, folder: str, config: Any) -> dict[str, int]:
-    count = jax.device_count()
-    allowed = family_of(folder).mesh_axes
-    num_experts = config.num_experts if "expert" in allowed else None
-    if not axes:
-        return export_axes(count, num_experts)
-    return check_mesh(count, axes, count, count, num_experts, allowed)

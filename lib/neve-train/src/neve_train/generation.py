@@ -10,6 +10,7 @@ from typing import Any
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 from haliax import Axis
 from haliax.partitioning import named_jit
@@ -19,7 +20,7 @@ from levanter.models.lm_model import split_activations
 
 from neve_train import devices
 from neve_train.errors import TrainInputError
-from neve_train.export import load_hf_model
+from neve_train.export import has_checkpoint, load_checkpoint_model, load_hf_model
 from neve_train.families import family_of, read_model_config
 from neve_train.mesh import export_axes
 
@@ -51,7 +52,7 @@ def generate(
     """Returns the greedy answer to each prompt, up to an end id or max_new_tokens.
 
     Args:
-        model_path: Hugging Face folder with weights.
+        model_path: Hugging Face folder with weights, output of a training, or one step-N.
         config_path: Folder with its config.json.
         tokenizer_path: Folder with its tokenizer files.
         prompts: Token ids, one or more each.
@@ -85,7 +86,7 @@ def generate(
     )
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     with devices.on_mesh(trainer_config):
-        model = load_hf_model(config, model_path, tokenizer_path, dtype)
+        model = _load(model_path, config, tokenizer_path, dtype)
         choose = _chooser(config.max_Pos.resize(length), num_rows, trainer_config)
         has_stopped = _decode(
             functools.partial(choose, model),
@@ -103,6 +104,15 @@ def generate(
         )
         for row, prompt in enumerate(prompts)
     ]
+
+
+def _load(path: str, config: Any, tokenizer_path: str, dtype: Any) -> Any:
+    """Returns the model of a native checkpoint if there is one, or else of the folder."""
+    if not has_checkpoint(path):
+        return load_hf_model(config, path, tokenizer_path, dtype)
+    model, _ = load_checkpoint_model(path, config, lambda message: None)
+    cast = jmp.Policy(dtype, dtype, dtype).cast_to_param
+    return named_jit(cast, hax.partitioning.current_thread_local_mapping())(model)
 
 
 def _decode(
