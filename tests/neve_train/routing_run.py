@@ -184,7 +184,7 @@ def apart_and_together() -> dict[str, Any]:
     num_tokens = sum(len(ids) for row in rows for ids in row)
     singles = [[ids] for row in rows for ids in row]
     results: dict[int, Any] = {}
-    weights, separate, unmasked = None, [], None
+    weights, separate, unmasked_axes = None, [], ""
     for num_devices in (8, 1):
         with on(num_devices):
             roomy, apart = build(ROOMY, APART)
@@ -197,7 +197,7 @@ def apart_and_together() -> dict[str, Any]:
             if num_devices == 8:
                 weights = jax.tree.map(np.asarray, roomy)
                 tokens = batch(rows, size).tokens
-                unmasked = eqx.filter_eval_shape(roomy.activations, tokens)
+                unmasked_axes = str(eqx.filter_eval_shape(roomy.activations, tokens).axes)
                 separate = [
                     losses(apart, batch(singles[start : start + BATCH], size))
                     for start in range(0, len(singles), BATCH)
@@ -224,7 +224,7 @@ def apart_and_together() -> dict[str, Any]:
         "separate_facts": [facts(part[1]) for part in separate],
         "weight_sum": [weight_sum, num_tokens - 3 * BATCH],
         "mean": [loss_sum / weight_sum, float(mean)],
-        "unmasked": str(unmasked.axes),
+        "unmasked": unmasked_axes,
         "separate_sum": sum(float(part[1].loss_sum) for part in separate),
         "sum": loss_sum,
     }

@@ -48,6 +48,7 @@ def loss_sums(
         outputs, facts = with_facts(example.tokens, example.attn_mask, key=key)
     hidden, auxiliary = split_activations(outputs)
     weight = example.loss_weight.astype(jnp.float32)
+    add: Any = hax.sum  # a function where Levanter declares a protocol
     total: Any = maybe_fused_next_token_loss(
         model.Pos,
         model.Embed,
@@ -56,7 +57,7 @@ def loss_sums(
         model.get_lm_head(),
         example.tokens,
         loss_weight=weight,
-        reduction=hax.sum,
+        reduction=add,
         logsumexp_weight=z_loss or None,
     )
     Pos = example.tokens.resolve_axis(model.Pos.name)
