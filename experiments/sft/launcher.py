@@ -24,6 +24,7 @@ from neve.plan import state_home
 
 from experiments.sft.cache_source import TokenCache
 from experiments.sft.overrides import FLAG, apply_overrides
+from experiments.sft.preflight import is_to_be_trained, run_preflight, take_flag
 from experiments.sft.sources import ModelSource, ModelSteps, TrainedModel
 from experiments.sft.spec import DatasetSpec, SFTSpec
 from steps.export_hf import ExportHfConfig, export_hf
@@ -339,6 +340,7 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
 
     def run() -> int:
         options, rest = parse_options(sys.argv[1:], description=_description(spec))
+        is_preflight = take_flag(rest, options)
         changed = apply_overrides(spec, rest)
         accelerator = options.accelerator or default_accelerator
         if accelerator is None:
@@ -347,6 +349,13 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
                 "Pass for example --accelerator 32xH100."
             )
         steps = sft_steps(changed, accelerator)
+        if is_preflight or is_to_be_trained(steps.checkpoint, steps.last, options):
+            sizes = check_devices(changed, accelerator)
+            code = run_preflight(
+                changed, steps.tokenizer, accelerator, sizes, options, is_preflight
+            )
+            if code or is_preflight:
+                return code
         code = run_steps([steps.last], options, description=changed.name)
         # With --only there may be no checkpoint to point at; with --json a program reads.
         if code == 0 and not (options.dry_run or options.only or options.json):
@@ -357,7 +366,10 @@ def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
 
 
 def _description(spec: SFTSpec) -> str:
-    return f"Fine-tune {spec.name}. {FLAG}<field> VALUE changes a field of the recipe, such as {FLAG}seq_len 8192."
+    return (
+        f"Fine-tune {spec.name}. {FLAG}<field> VALUE changes a field of the recipe, such as {FLAG}seq_len 8192; "
+        "--preflight tells whether the training fits its accelerator, and runs nothing else."
+    )
 
 
 def _where_everything_is(steps: SFTSteps, options: Options) -> str:

@@ -112,6 +112,8 @@ class Workload:
     """Rows that an expert shard accepts over its even share."""
     score_block: int | None = 0
     """Edge of the square of attention scores that exists at once; 0: in registers; None: all of them."""
+    loss_tile_vocab: int | None = None
+    """Columns of the logits that exist at once; None: the whole vocabulary."""
 
     @property
     def rows(self) -> int:
@@ -228,7 +230,7 @@ def _layer(shape: ModelShape, work: Workload, tokens: int) -> int:
     block = work.seq_len if work.score_block is None else min(work.score_block, work.seq_len)
     block_rows = block if work.score_block else tokens // work.rows
     scores = work.rows * shape.num_heads * block * block_rows * _F32 // split
-    attention_back += 3 * scores  # scores, their probabilities, the gradient
+    attention_back += 4 * scores  # scores and probabilities, and their gradients
 
     mlp = tokens * ((_GATED_NORM_VALUES + 1) * hidden + 3 * shape.mlp_size // split)
     mlp_back = compute * tokens * (hidden + 3 * shape.mlp_size // split)
@@ -266,7 +268,7 @@ def _gathered_weights(shape: ModelShape, work: Workload) -> int:
 def _loss(shape: ModelShape, work: Workload, tokens: int) -> int:
     """Returns the bytes of a tile of logits with its gradient, and of the head with its own."""
     vocab = shape.vocab_size // work.sizes.get("model", 1)
-    tile = min(tokens, LOSS_TILE_ROWS) * vocab * _F32
+    tile = min(tokens, LOSS_TILE_ROWS) * min(work.loss_tile_vocab or vocab, vocab) * _F32
     head = shape.hidden_size * vocab * work.compute_itemsize
     hidden = tokens * shape.hidden_size * work.compute_itemsize
     return 2 * tile + 2 * head + 2 * hidden

@@ -63,7 +63,9 @@ def make_report(planned: Planned) -> dict[str, Any]:
             "total": sum(planned.host_bytes.values()),
         },
         "bytes_on_storage": {
-            "checkpoint": sum(leaf.size * leaf.itemsize for leaf in planned.leaves),
+            "checkpoint": sum(
+                leaf.size * leaf.itemsize for leaf in planned.leaves if leaf.is_trained
+            ),
             "export": planned.num_parameters * planned.export_itemsize,
         },
         "contexts": [_context(planned, length) for length in CONTEXT_LENGTHS],
