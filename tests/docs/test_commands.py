@@ -47,6 +47,7 @@ def run_page(page: str, folder: Path, prefix: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_compose_a_recipe_runs_as_shown(tmp_path: Path) -> None:
     """The ten-line recipe trains a user's own ShareGPT file and exports a folder."""
     prefix = tmp_path / "prefix"

@@ -17,6 +17,7 @@ from tests.e2e import recipes
 from tests.e2e.toy_hub import add_h100_repositories
 from tests.hub.server import LocalHub
 
+pytestmark = pytest.mark.full  # minutes: eight virtual devices on a few cores
 RUN = "snowball-openthoughts-agent-sft"
 ON_CPU = (
     "--accelerator", "8xcpu", "--spec.mesh.context", "2", "--spec.seq_len", "512",

@@ -134,35 +134,6 @@ def test_row_beyond_the_end_is_an_index_error(cache: tuple[str, list[Any]]) -> N
         CacheReader(cache[0]).read(6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # on the import of Levanter
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_a_cache_that_levanter_wrote_reads_the_same(tmp_path: Path, is_sharded: bool) -> None:
-    """Levanter's own writers, in both layouts, with its own chunk sizes."""
-    from levanter.store.cache import (
-        CacheMetadata,
-        SerialCacheWriter,
-        consolidate_shard_cache_ledgers,
-    )
-
-    rows = make_rows(LENGTHS, seed=1)
-    exemplar = {"input_ids": np.zeros(0, np.int32), "assistant_masks": np.zeros(0, np.int32)}
-    root = tmp_path / "train"
-    parts = [rows[:4], rows[4:]] if is_sharded else [rows]
-    folders = [root / f"part-{index}" for index in range(len(parts))] if is_sharded else [root]
-    for folder, part in zip(folders, parts, strict=True):
-        with SerialCacheWriter(str(folder), exemplar, CacheMetadata({})) as writer:
-            writer.write_batch([{"input_ids": ids, "assistant_masks": mask} for ids, mask in part])
-    if is_sharded:
-        consolidate_shard_cache_ledgers([str(folder) for folder in folders], str(root), exemplar)
-
-    reader = CacheReader(str(root))
-
-    assert reader.lengths.tolist() == list(LENGTHS)
-    for index, (ids, mask) in enumerate(rows):
-        got = reader.read(index)
-        assert (got[0].tolist(), got[1].tolist()) == (ids.tolist(), mask.tolist())
-
-
 def edit_ledger(folder: Path, **changes: Any) -> None:
     path = folder / "shard_ledger.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -9,6 +9,8 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.steps.resource_peaks import run_and_sample
 
 _NUM_ROWS = 20_000
@@ -42,6 +44,7 @@ print(json.dumps({"peak": peak_memory_bytes(), "scratch": scratch, "results": re
 """
 
 
+@pytest.mark.full
 def test_twenty_thousand_conversations_fit_in_two_gigabytes(tmp_path: Path) -> None:
     """
     Transform and tokenization of 20,000 conversations stay below 2 GB of memory and 5 GB of disk,

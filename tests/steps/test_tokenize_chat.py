@@ -7,8 +7,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,53 +221,6 @@ def test_baselines_are_the_stated_formulas() -> None:
     # 4
     assert losses["unigram_loss"] == pytest.approx(-(math.log(3 / 7) + math.log(1 / 7)) / 2)
     assert losses["bigram_loss"] == pytest.approx(-(math.log(5 / 7) + math.log(1 / 14)) / 2)
-
-
-_LOAD = """
-import json, logging, sys
-from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
-from levanter.data.text.formats import ChatLmDatasetFormat
-logging.basicConfig(level=logging.WARNING)
-cache, tokenizer, template = sys.argv[1:]
-component = DatasetComponent(
-    source=UrlDatasetSourceConfig(),
-    cache_dir=cache,
-    format=ChatLmDatasetFormat(chat_template=open(template).read(), system_prompt=None),
-    pack=1,
-)
-config = LmDataConfig(
-    tokenizer=tokenizer, components={"c": component}, train_weights={"c": 1.0},
-    auto_build_caches=False
-)
-loaded = config.build_caches("train")["c"]
-rows = loaded.get_batch_sync(list(range(len(loaded))))
-print(json.dumps([[row["input_ids"].tolist(), row["assistant_masks"].tolist()] for row in rows]))
-"""
-
-
-def test_levanter_loads_the_cache_unmodified(tmp_path: Path, tokenizer_path: str) -> None:
-    """
-    Levanter's own loader opens the cache, gives the same rows and logs no metadata mismatch.
-    """
-    rows = [turns(("user", f"q{i}"), ("assistant", f"a{i}" * i)) for i in range(1, 6)]
-    run(tmp_path, rows, tokenizer_path)
-    template = tmp_path / "template.jinja"
-    template.write_text(load_template("marin").text)
-
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, str(tmp_path / "cache"), tokenizer_path, str(template)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
-    )
-
-    assert done.returncode == 0, done.stderr
-    loaded = json.loads(done.stdout.splitlines()[-1])
-    ids = column(tmp_path / "cache/train", "input_ids")
-    masks = column(tmp_path / "cache/train", "assistant_masks")
-    assert loaded == [list(pair) for pair in zip(ids, masks, strict=True)]
-    assert "Metadata mismatch" not in done.stderr
 
 
 @pytest.mark.parametrize("kept_fraction", [0.0, 0.5, 0.9])

@@ -126,6 +126,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.full
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     processes: int, tmp_path: Path, tokenizer_path: str
 ) -> None:
