@@ -15,7 +15,7 @@ from neve.errors import InputError, LeaseLostError
 
 from steps import _hub, _hub_upload, _model_card
 
-__all__ = ["UploadHfConfig", "upload_hf"]
+__all__ = ["UploadHfConfig", "check_place", "upload_hf"]
 
 CERTIFICATE = "certificate.json"
 
@@ -42,13 +42,21 @@ class UploadHfConfig:
     """Replace files of these names that somebody else wrote."""
 
     def __post_init__(self) -> None:
-        for name, value, pattern in (
-            ("repo", self.repo, r"[\w.-]+/[\w.-]+"),
-            ("branch", self.branch, r"[\w.-]+(/[\w.-]+)*"),
-        ):
-            if not re.fullmatch(pattern, value) or re.fullmatch(r"[0-9a-f]{40}", value):
-                rule = "owner/name" if name == "repo" else "the name of a branch"
-                raise InputError(f"upload: {name} must be {rule}, got {value!r}. Correct it.")
+        check_place(self.repo, self.branch)
+
+
+def check_place(repo: str, branch: str) -> None:
+    """Refuse what can't be a repository or a branch.
+
+    Raises:
+        InputError: It names the rule.
+    """
+    for name, value, pattern, rule in (
+        ("repo", repo, r"[\w.-]+/[\w.-]+", "owner/name"),
+        ("branch", branch, r"(?![0-9a-f]{40}$)[\w.-]+(/[\w.-]+)*", "the name of a branch"),
+    ):
+        if not re.fullmatch(pattern, value):
+            raise InputError(f"upload: {name} must be {rule}, got {value!r}. Correct it.")
 
 
 def upload_hf(config: UploadHfConfig, output_path: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 raw -> conversations -> tokenized   (per data set, shared between recipes)
 tokenizer                           (config and tokenizer files of the model, light)
-mixture -> weights -> checkpoints -> exports -> samples
+mixture -> weights -> checkpoints -> exports -> samples -> uploads (only if asked for)
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from experiments.sft.cache_source import TokenCache
 from experiments.sft.overrides import FLAG, apply_overrides
 from experiments.sft.preflight import is_to_be_trained, run_preflight, take_flag
 from experiments.sft.sources import ModelSource, ModelSteps, TrainedModel
-from experiments.sft.spec import DatasetSpec, SFTSpec
+from experiments.sft.spec import DatasetSpec, SFTSpec, UploadSpec
 from steps.export_hf import ExportHfConfig, export_hf
 from steps.export_lora import ExportLoraConfig, export_lora
 from steps.generate_samples import GenerateSamplesConfig, generate_samples
@@ -40,6 +40,7 @@ from steps.tokenize_chat import (
 )
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
 from steps.transform_conversations import TransformConversationsConfig, transform_conversations
+from steps.upload_hf import UploadHfConfig, upload_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,13 @@ class SFTSteps:
     samples: ExecutorStep | None
     """Greedy answers before and after training; None where no data set has conversations."""
 
+    upload: ExecutorStep | None
+    """The Hugging Face folder on the hub; None where the spec doesn't ask for it."""
+
     @property
     def last(self) -> ExecutorStep:
         """The step that everything else leads to."""
-        return self.samples or self.export
+        return self.upload or self.samples or self.export
 
 
 def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
@@ -175,6 +179,7 @@ def sft_steps(spec: SFTSpec, accelerator: str = "1xcpu") -> SFTSteps:
         checkpoint=checkpoint,
         export=export,
         samples=samples,
+        upload=spec.upload and _upload(spec, spec.upload, export, samples),
     )
 
 
@@ -206,11 +211,15 @@ def _export(
     }
     files = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
     if spec.adapter is None:
+        made_here = tuple(  # the templates of the others were compared when they were adopted
+            cache
+            for cache, dataset in zip(trained.caches, spec.datasets, strict=True)
+            if not isinstance(dataset.source, TokenCache)
+        )
         return ExecutorStep(
             name=f"exports/{spec.name}",
             fn=export_hf,
-            config=ExportHfConfig(model=trained.tokenizer, **common),
-            resources=resources,
+            config=ExportHfConfig(model=trained.tokenizer, caches=made_here, **common),
             outputs=files,
         )
     return ExecutorStep(
@@ -226,6 +235,27 @@ def _export(
         ),
         resources=resources,
         outputs=(*files, "adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
+    )
+
+
+def _upload(
+    spec: SFTSpec, place: UploadSpec, export: ExecutorStep, samples: ExecutorStep | None
+) -> ExecutorStep:
+    """Returns the step that shares the export, once the model has answered."""
+    config = UploadHfConfig(
+        folder=export,
+        repo=place.repo,
+        branch=place.branch,
+        private=place.private,
+        license=place.license,
+        overwrite=unhashed(place.overwrite),
+    )
+    return ExecutorStep(
+        name=f"uploads/{spec.name}",
+        fn=upload_hf,
+        config=config,
+        outputs=("certificate.json",),
+        after=(samples,) if samples else (),
     )
 
 
@@ -397,6 +427,7 @@ def _where_everything_is(steps: SFTSteps, options: Options) -> str:
         ("loss curve", f"{checkpoint}/loss.png"),
         ("HF folder", paths[steps.export.name]),
         *([("samples", f"{paths[steps.samples.name]}/samples.txt")] if steps.samples else []),
+        *([("upload", f"{paths[steps.upload.name]}/certificate.json")] if steps.upload else []),
         ("logs", f"{checkpoint}/.neve/attempts"),
         ("next", f"neve show {checkpoint}"),
     ]

@@ -16,6 +16,7 @@ from steps.mix_datasets import LONG_CONVERSATIONS, PACKINGS, check_mixture
 from steps.tokenize_chat import TURN_POLICIES, LossOptions
 from steps.train_sft import TRACKERS, LoraConfig, OptimizerConfig
 from steps.transform_conversations import ConversationSchema, RowPolicies
+from steps.upload_hf import check_place
 
 
 def _one_if_none(value: float | None) -> float:
@@ -155,6 +156,30 @@ class TrackerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UploadSpec:
+    """A repository on the hub that the exported folder goes to."""
+
+    repo: str
+    """Owner and name; made if it isn't there."""
+
+    branch: str = "main"
+    """Branch; made from main if it isn't there."""
+
+    private: bool = True
+    """A new repository is private, and a public one is refused."""
+
+    license: str | None = None
+    """License of the model as the hub names it, such as apache-2.0; None: not stated."""
+
+    overwrite: bool = False
+    """Replace files of these names that somebody else wrote. Execution."""
+
+    def __post_init__(self) -> None:
+        """Checks the names."""
+        check_place(self.repo, self.branch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SFTSpec:
     """A chat fine-tuning run: model, data, optimizer, lengths. Used by `sft_steps` and `run_sft_cli`."""
 
@@ -228,6 +253,9 @@ class SFTSpec:
 
     sample_max_tokens: int = 256
     """Longest answer of a sample, tokens, 1 or more."""
+
+    upload: UploadSpec | None = None
+    """Where the export is shared, once the samples are there; None: nowhere."""
 
     version: str = "1"
     """Bumped to train again although nothing else changed."""
@@ -369,4 +397,5 @@ __all__ = [
     "SFTSpec",
     "TokenCache",
     "TrackerSpec",
+    "UploadSpec",
 ]

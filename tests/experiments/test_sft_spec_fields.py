@@ -19,6 +19,7 @@ from experiments.sft.spec import (
     OptimizerConfig,
     SFTSpec,
     TrackerSpec,
+    UploadSpec,
 )
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/reference/sft_spec.md"
@@ -64,6 +65,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "z_loss": {"z_loss": 1e-4},
     "num_samples": {"num_samples": 5},
     "sample_max_tokens": {"sample_max_tokens": 7},
+    "upload": {"upload": UploadSpec(repo="me/model")},
     "version": {"version": "2"},
     "mesh": {"mesh": MeshSpec(context=8, expert=-1)},
     "per_device_batch_size": {"per_device_batch_size": 1},
@@ -112,7 +114,7 @@ def test_changing_a_field_changes_exactly_the_documented_steps(field: str) -> No
 
     after = fingerprints(dataclasses.replace(SPEC, **CHANGED[field]))
 
-    changed = {role for role in before if before[role] != after[role]}
+    changed = {role for role in after if before.get(role) != after[role]}
     assert changed == steps
     assert (kind == "execution") == (not changed)
 
