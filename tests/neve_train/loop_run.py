@@ -265,7 +265,7 @@ def policies(folder: Path) -> Any:
                 keep_every_train_steps=6,
                 keep_last_checkpoints=2,
             ),
-            "by time": keep("time", checkpoint_every_seconds=1e-9),
+            "by time": keep("time", checkpoint_every_seconds=1e-6),
             "stopped": keep("stopped", stop_at=1),
         }
         return kept | {"decayed": _decayed(folder, read_model_config, adam, OptimizerConfig)}

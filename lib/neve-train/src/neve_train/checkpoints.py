@@ -107,7 +107,7 @@ class NotingCheckpointer(Checkpointer):
         """
         super().__init__(
             path,
-            timedelta(seconds=execution.checkpoint_every_seconds),
+            timedelta(seconds=max(execution.checkpoint_every_seconds, 1e-6)),  # 0 would be never
             [],
             keep_last_temporary_checkpoints=execution.keep_last_checkpoints,
         )

@@ -95,6 +95,15 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
         shape = (*input_ids.array.shape, self.Embed.size)
         return hax.named(hidden.reshape(shape), (*input_ids.axes, self.Embed)), facts
 
+    def get_lm_head(self) -> Any:
+        """Returns the output weights, whole on each device.
+
+        Levanter's own splits the vocabulary over model, and its fused loss would then take the softmax
+        over each part alone.
+        """
+        weights = reshard(self.transformer.output_proj, P(None, None))
+        return hax.named(weights, (self.Embed, self.Vocab))
+
     def resize_vocab(self, new_size: int, key: Any = None) -> NeveSnowballLMHeadModel:
         """Returns the model with another number of embeddings."""
         return _adopt(super().resize_vocab(new_size, key=key))
