@@ -58,16 +58,23 @@ ROOMY = NeveSnowballConfig(**SHAPE, capacity_factor=float(EXPERT_SHARDS), uses_s
 APART = dataclasses.replace(ROOMY, uses_segments=False)
 
 
+MESHES = {
+    "experts": {"data": 1, "expert": 4, "context": 2, "model": 1},
+    "vocabulary": {"data": 1, "expert": 2, "context": 2, "model": 2},
+    "one device": {"data": 1, "expert": 1, "context": 1, "model": 1},
+}
+
+
 @contextmanager
-def on(num_devices: int) -> Iterator[None]:
-    """Sets a mesh of context 2 x expert 4 devices, or of one."""
-    sizes = {"data": 1, "expert": 4, "context": 2, "model": 1}
-    config = devices.base_trainer_config(sizes)
-    mesh = config.device_mesh
-    if num_devices == 1:
-        config = devices.base_trainer_config(dict.fromkeys(sizes, 1))
-        first = np.array(jax.devices()[:1]).reshape((1,) * len(mesh.axis_names))
-        mesh = Mesh(first, mesh.axis_names, axis_types=(AxisType.Explicit,) * first.ndim)
+def on(name: str) -> Iterator[None]:
+    """Sets a mesh of MESHES and the axes that compute uses on it."""
+    config = devices.base_trainer_config(MESHES[name])
+    if name == "one device":
+        axes = ("replica_dcn", "replica", *MESHES[name])
+        first = np.array(jax.devices()[:1]).reshape((1,) * len(axes))
+        mesh = Mesh(first, axes, axis_types=(AxisType.Explicit,) * first.ndim)
+    else:
+        mesh = config.device_mesh
     with set_mesh(mesh), hax.axis_mapping(config.compute_axis_mapping):
         yield
 
@@ -102,11 +109,12 @@ def batch(rows: Sequence[Sequence[Any]], size: int, padding: int = 0) -> Any:
 
 
 @eqx.filter_jit
-def losses(model: Any, example: Any) -> tuple[jax.Array, LossSums, Any]:
-    """Returns each position's loss, the sums, and Levanter's own mean of the same."""
-    positions = model.compute_next_token_loss(example, reduction=None, reduction_axis=())
-    mean = model.compute_next_token_loss(example, logsumexp_weight=Z_LOSS)
-    return positions.array, loss_sums(model, example, z_loss=Z_LOSS), mean
+def losses(model: Any, example: Any) -> tuple[jax.Array, LossSums]:
+    """Returns each position's weighted loss as Levanter computes it, and our sums."""
+    positions = model.compute_next_token_loss(
+        example, reduction=None, reduction_axis=(), logsumexp_weight=Z_LOSS
+    )
+    return positions.array, loss_sums(model, example, z_loss=Z_LOSS)
 
 
 @eqx.filter_jit
@@ -177,33 +185,34 @@ def conversations(lengths: Any) -> list[list[Any]]:
 
 
 def apart_and_together() -> dict[str, Any]:
-    """Packed rows against separate ones, 8 devices against one, sums against Levanter's mean."""
+    """Packed rows against separate ones, 8 devices against one, sums against Levanter's losses."""
     size = 128
     rng = np.random.default_rng(1)
     rows = conversations(rng.integers(20, 43, (BATCH, 3)))
     num_tokens = sum(len(ids) for row in rows for ids in row)
     singles = [[ids] for row in rows for ids in row]
-    results: dict[int, Any] = {}
-    weights, separate, unmasked_axes = None, [], ""
-    for num_devices in (8, 1):
-        with on(num_devices):
+    results: dict[str, Any] = {}
+    weights, separate, unmasked = None, [], ()
+    for name in MESHES:
+        with on(name):
             roomy, apart = build(ROOMY, APART)
-            if num_devices == 1:  # drawn on another mesh, weights differ in the last place
+            if weights is not None:  # drawn on another mesh, they differ in the last place
                 roomy = jax.tree.map(
                     lambda leaf, value: jax.device_put(value, leaf.sharding), roomy, weights
                 )
-            packed, sums, mean = losses(roomy, batch(rows, size))
-            results[num_devices] = (np.asarray(packed), sums, mean.array)
-            if num_devices == 8:
+            packed, sums = losses(roomy, batch(rows, size))
+            results[name] = (np.asarray(packed), sums)
+            if weights is None:
                 weights = jax.tree.map(np.asarray, roomy)
                 tokens = batch(rows, size).tokens
-                unmasked_axes = str(eqx.filter_eval_shape(roomy.activations, tokens).axes)
+                unmasked = eqx.filter_eval_shape(roomy.activations, tokens).array.shape
                 separate = [
                     losses(apart, batch(singles[start : start + BATCH], size))
                     for start in range(0, len(singles), BATCH)
                 ]
-    packed, sums, mean = results[8]
-    alone, alone_sums, _ = results[1]
+    packed, sums = results["experts"]
+    split, split_sums = results["vocabulary"]
+    alone, alone_sums = results["one device"]
     rows_apart = np.concatenate([np.asarray(part[0]) for part in separate])
     differences = []
     for row, parts in enumerate(rows):
@@ -214,19 +223,19 @@ def apart_and_together() -> dict[str, Any]:
                 np.abs(packed[row, start : start + len(ids)] - other[: len(ids)]).max()
             )
             start += len(ids)
-    loss_sum, weight_sum = float(sums.loss_sum), float(sums.weight_sum)
     return {
         "spread": float(packed[packed > 0].std()),
         "packed_against_separate": float(max(differences)),
         "one_device_against_8": float(np.abs(packed - alone).max()),
+        "one_device_against_model_axis": float(np.abs(split - alone).max()),
         "assignments": num_tokens * EXPERTS_PER_TOKEN * NUM_LAYERS,
-        "facts": [facts(sums), facts(alone_sums)],
+        "facts": [facts(sums), facts(split_sums), facts(alone_sums)],
         "separate_facts": [facts(part[1]) for part in separate],
-        "weight_sum": [weight_sum, num_tokens - 3 * BATCH],
-        "mean": [loss_sum / weight_sum, float(mean)],
-        "unmasked": unmasked_axes,
+        "weight_sum": [float(sums.weight_sum), num_tokens - 3 * BATCH],
+        "positions_sum": float(packed.astype(np.float64).sum()),
+        "unmasked": unmasked,
         "separate_sum": sum(float(part[1].loss_sum) for part in separate),
-        "sum": loss_sum,
+        "sum": float(sums.loss_sum),
     }
 
 
@@ -235,7 +244,7 @@ def padding_and_drops() -> dict[str, Any]:
     size = 512
     few = conversations([[51]] * BATCH)
     many = conversations([[length] for length in (60, 120, 200, 256, 300, 400, 480, 512)])
-    with on(8):
+    with on("experts"):
         (model,) = build(TIGHT)
         biases = [
             jnp.where(jnp.arange(NUM_EXPERTS) < NUM_EXPERTS // EXPERT_SHARDS, 1.0, 0.0)
@@ -277,7 +286,7 @@ def trees() -> dict[str, Any]:
             sorted(f"{name} {tensor.shape}" for name, tensor in tensors.items()),
         ]
 
-    with on(8):
+    with on("experts"):
         Vocab, key = Axis("vocab", SHAPE["vocab_size"]), jrandom.PRNGKey(0)
         parent = eqx.filter_eval_shape(
             SnowballLMHeadModel.init, Vocab, SnowballConfig(**SHAPE), key=key

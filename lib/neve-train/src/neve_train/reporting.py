@@ -104,7 +104,7 @@ def check_step(completed: int, row: dict[str, float], config: TrainSftConfig) ->
         raise TrainInputError(
             f"train step {completed}: at most {config.max_dropped_fraction:.2%} of the assignments to "
             f"experts may be dropped (max_dropped_fraction), got {dropped:.2%}. Raise capacity_factor "
-            f"above {config.capacity_factor:g}, or allow more."
+            f"from {config.capacity_factor:g} to {2 * config.capacity_factor:g}, or allow more."
         )
 
 
