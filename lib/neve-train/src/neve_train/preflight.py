@@ -155,6 +155,7 @@ def model_shape(config: Any) -> ModelShape:
         window=config.sliding_window if is_snowball else 0,
         num_full_layers=num_full_layers,
         stacks_layers=is_snowball,
+        num_attention_branches=2 if is_snowball else 1,
     )
 
 

@@ -92,6 +92,8 @@ class ModelShape:
     """Layers that see the whole row."""
     stacks_layers: bool
     """Whether each train step copies the layers' weights into a stack to scan over."""
+    num_attention_branches: int = 1
+    """Kinds of attention that a layer chooses from as it runs: jax keeps the values of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,9 @@ def _layer(shape: ModelShape, work: Workload, tokens: int) -> int:
     query_width = shape.num_heads * shape.head_size // split
     key_width = max(1, shape.num_kv_heads * shape.head_size // split)
 
-    attention = tokens * (_GATED_NORM_VALUES * hidden + 4 * query_width) + 2 * keys * key_width
+    attention = 6 * query_width + 3 * key_width  # before and after norms, gates and the kernel
+    attention = tokens * (shape.num_attention_branches * attention + _GATED_NORM_VALUES * hidden)
+    attention += 2 * keys * key_width
     attention_back = tokens * (2 * query_width * compute + query_width * _F32)
     attention_back += 2 * keys * key_width * _F32
     block = work.seq_len if work.score_block is None else min(work.score_block, work.seq_len)
@@ -266,10 +270,10 @@ def _gathered_weights(shape: ModelShape, work: Workload) -> int:
 
 
 def _loss(shape: ModelShape, work: Workload, tokens: int) -> int:
-    """Returns the bytes of a tile of logits with its gradient, and of the head with its own."""
-    vocab = shape.vocab_size // work.sizes.get("model", 1)
-    tile = min(tokens, LOSS_TILE_ROWS) * min(work.loss_tile_vocab or vocab, vocab) * _F32
-    head = shape.hidden_size * vocab * work.compute_itemsize
+    """Returns the bytes of a tile of logits with its gradient, and of the whole head with its own."""
+    columns = min(work.loss_tile_vocab or shape.vocab_size, shape.vocab_size)
+    tile = min(tokens, LOSS_TILE_ROWS) * columns * _F32
+    head = shape.hidden_size * shape.vocab_size * work.compute_itemsize
     hidden = tokens * shape.hidden_size * work.compute_itemsize
     return 2 * tile + 2 * head + 2 * hidden
 
