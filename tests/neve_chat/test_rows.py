@@ -73,7 +73,7 @@ def test_a_cut_depends_on_the_file_alone(tmp_path: Path) -> None:
     small = [InputFile(f"b{i}.jsonl.gz", "", 15_000_000) for i in range(5)]
     (tmp_path / "a.jsonl").write_text("")
 
-    parts = cut_units([big, *small])
+    parts = cut_units([big, *small], unit_bytes=32 * 2**20)
 
     names = [[piece["file"] for piece in part.unit["pieces"]] for part in parts]
     assert names == [
