@@ -42,7 +42,7 @@ def base_trainer_config(
     from levanter.callbacks.watch import WatchConfig
 
     # Not vocab: Levanter's fused loss would take the softmax over each shard of it alone.
-    compute = {"batch": ("replica_dcn", "data", "expert")}
+    compute: dict[str, Any] = {"batch": ("replica_dcn", "data", "expert")}
     if axes.get("context", 1) > 1:
         compute["position"] = "context"
     mesh = MeshConfig(

@@ -23,7 +23,7 @@ __all__ = [
     "step_flops",
 ]
 
-PHASES = ("data", "step", "eval", "checkpoint")
+PHASES: tuple[str, ...] = ("data", "step", "eval", "checkpoint")
 """Waiting for rows, the optimizer update, held-out loss, and saving as far as it blocks."""
 
 FULL_ATTENTION_EVERY = 4

@@ -83,9 +83,8 @@ def build_train_step(
                 jrandom.split(key, num_microbatches),
                 parameters,
             )
-        result = StepResult(
-            loss, optax.global_norm(gradients), *_count_tokens(batch, compute), facts
-        )
+        norm: Any = optax.global_norm(gradients)
+        result = StepResult(loss, norm, *_count_tokens(batch, compute), facts)
         state, _ = state.take_step(gradients, loss=loss, key=next_key)
         return hax.shard(state, parameters), result
 
