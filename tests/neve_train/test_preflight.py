@@ -255,6 +255,41 @@ def test_memory_of_a_cpu_is_not_judged() -> None:
     assert "isn't judged" in report_text(report)
 
 
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12_288,
+    "max_position_embeddings": 40_960, "num_attention_heads": 32, "num_hidden_layers": 36,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000,
+    "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151_936,
+}  # fmt: skip
+
+
+@pytest.mark.full
+def test_other_families_and_adapters_are_traced_too(tmp_path: Path) -> None:
+    """Qwen3 8B with adapters: only they have gradients and moments, and are in checkpoints."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    request = {
+        "name": "x", "model": str(tmp_path), "accelerator": "2xH100", "mesh": {"data": 2},
+        "seq_len": 4096, "batch_size": 4, "adapter": {"rank": 16},
+    }  # fmt: skip
+
+    done = subprocess.run(
+        [sys.executable, "-m", "neve_train.preflight"],
+        input=json.dumps(request), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])["report"]
+    # Of each layer, in and out of: q and o 4096 + 4096, k and v 4096 + 1024, three of 4096 + 12,288.
+    adapters = 36 * 16 * (2 * 8192 + 2 * 5120 + 3 * 16_384)
+    assert report["model"]["parameters"] == 8_190_735_360 + adapters
+    assert report["bytes_on_storage"]["checkpoint"] == pytest.approx(12 * adapters, rel=1e-6)
+    memory = report["bytes_per_device"]
+    assert memory["gradients"] <= 4 * adapters
+    assert memory["optimizer"] == pytest.approx(2 * memory["gradients"], rel=1e-6)
+    assert memory["weights"] > 8_190_735_360  # half of the model, in bfloat16
+
+
 def measured(num_devices: int) -> dict[str, dict[str, Any]]:
     """Runs the program that compiles train steps; returns bytes per case."""
     done = subprocess.run(
