@@ -81,7 +81,7 @@ class CheckpointTensors(Mapping[str, Callable[[], np.ndarray]]):
         ]
         values = _evaluate(traced.jaxpr, traced.consts, stored)
         self._tensors = dict(sorted(zip(names, values, strict=True)))
-        types = dict(zip(names, traced.out_avals, strict=True))
+        types: dict[str, Any] = dict(zip(names, traced.out_avals, strict=True))
         self.shapes = {
             name: TensorShape(tuple(types[name].shape), np.dtype(types[name].dtype))
             for name in self._tensors
