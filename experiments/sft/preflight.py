@@ -42,7 +42,8 @@ def is_to_be_trained(checkpoint: ExecutorStep, last: ExecutorStep, options: Opti
     Raises:
         InputError: Backend or accelerator aren't here, which needs no preflight to be told.
     """
-    if options.dry_run or checkpoint.resources.accelerator.endswith("xcpu"):
+    accelerator = checkpoint.resources.accelerator
+    if options.dry_run or accelerator is None or accelerator.endswith("xcpu"):
         return False
     check_backend(options)
     plan = make_plan([last], options.resolved_prefix(), force=options.force, only=options.only)

@@ -83,7 +83,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         spec = P(("replica_dcn", "data", "expert"), "context" if sizes["context"] > 1 else None)
 
         def named(dtype: Any) -> Any:
-            array = jax.ShapeDtypeStruct((rows, seq_len), dtype, sharding=NamedSharding(mesh, spec))
+            array: Any = jax.ShapeDtypeStruct(
+                (rows, seq_len), dtype, sharding=NamedSharding(mesh, spec)
+            )
             return hax.NamedArray(array, axes)
 
         batch = LmExample(
@@ -113,7 +115,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             .lower(arrays, batch)
             .compile()
         )
-    analysis = program.memory_analysis()
+    analysis: Any = program.memory_analysis()
     batch_bytes = sum(
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch) if hasattr(leaf, "size")
     )

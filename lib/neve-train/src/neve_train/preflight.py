@@ -101,11 +101,12 @@ def plan_training(request: PreflightRequest) -> Planned:
         family.mesh_axes,
     )
     policy = devices.policy(request.precision)
+    leaves = array_leaves(*trace_state(config, request, sizes, policy))
     return Planned(
         name=request.name,
         family=family.module,
         accelerator=accelerator,
-        leaves=array_leaves(*trace_state(config, request, sizes, policy)),
+        leaves=leaves,
         shape=shape,
         mesh_axes=family.mesh_axes,
         work=Workload(
@@ -117,7 +118,7 @@ def plan_training(request: PreflightRequest) -> Planned:
             capacity_factor=request.capacity_factor,
         ),
         num_train_steps=request.num_train_steps,
-        host_bytes=_host_bytes(),
+        host_bytes=_host_bytes(leaves),
     )
 
 
@@ -256,19 +257,19 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else ()
 
 
-def _host_bytes() -> dict[str, int]:
+def _host_bytes(leaves: tuple[ArrayLeaf, ...]) -> dict[str, int]:
     """Returns what a process holds while it loads, saves and exports, by Levanter's own limits."""
     from levanter.compat.fsspec_safetensor import DEFAULT_STAGING_BUDGET_BYTES
     from levanter.tensorstore_serialization import TensorStoreWriteConfig
 
     write = TensorStoreWriteConfig()
+    # Loading and exporting don't overlap with saving; the larger of the two counts.
+    most = max(DEFAULT_STAGING_BUDGET_BYTES, write.max_staged_host_bytes + write.cache_pool_bytes)
+    everything = sum(leaf.size * leaf.itemsize for leaf in leaves)
     return {
-        # Measured: a process with Levanter and a compiled train step.
+        # Assumed: interpreter, Levanter, and the compiler of a large program.
         "program": 6 * 10**9,
-        # Loading and exporting don't overlap with saving; the larger of the two counts.
-        "weights_or_checkpoints_in_flight": max(
-            DEFAULT_STAGING_BUDGET_BYTES, write.max_staged_host_bytes + write.cache_pool_bytes
-        ),
+        "weights_or_checkpoints_in_flight": min(most, everything),
     }
 
 
