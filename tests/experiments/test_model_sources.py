@@ -8,12 +8,13 @@ from neve import InputError, make_plan
 
 from experiments.sft.configs.snowball_h100 import SPEC
 from experiments.sft.launcher import sft_steps
-from experiments.sft.sources import NativeCheckpoint, TrainedModel
+from experiments.sft.sources import HubModel, NativeCheckpoint, TrainedModel
 from experiments.sft.spec import LoraConfig, OptimizerConfig, SFTSpec
 from steps.export_hf import export_hf
 from steps.export_lora import export_lora
 
 DEVICES = "32xH100"
+BASE = HubModel(repo="organization/name", revision="0123456789abcdef0123456789abcdef01234567")
 
 
 def second(first: SFTSpec, **fields: object) -> SFTSpec:
@@ -77,13 +78,13 @@ def test_a_training_after_adapters_starts_from_the_merged_model() -> None:
 
 def test_adapters_are_exported_merged_and_apart() -> None:
     """The export knows the base weights, the adapters and the repository they belong to."""
-    spec = dataclasses.replace(SPEC, adapter=LoraConfig(rank=8))
+    spec = dataclasses.replace(SPEC, model=BASE, adapter=LoraConfig(rank=8))
     export = sft_steps(spec, DEVICES).export
 
     assert sft_steps(SPEC, DEVICES).export.fn is export_hf
     assert export.fn is export_lora
     assert export.config.model.name.startswith("models/")
-    assert (export.config.repo, export.config.revision) == (SPEC.model.repo, SPEC.model.revision)
+    assert (export.config.repo, export.config.revision) == (BASE.repo, BASE.revision)
     assert "adapter/adapter_model.safetensors" in export.outputs
 
 
@@ -94,7 +95,7 @@ def test_a_native_checkpoint_is_adopted_by_its_content(tmp_path: Path) -> None:
         step = tmp_path / folder / "run" / "step-9"
         step.mkdir(parents=True)
         (step / "metadata.json").write_text(data)
-        source = NativeCheckpoint(path=str(tmp_path / folder / "run"), model=SPEC.model)
+        source = NativeCheckpoint(path=str(tmp_path / folder / "run"), model=BASE)
         return dataclasses.replace(SPEC, model=source)
 
     first, moved, other = spec("a", "one"), spec("b", "one"), spec("c", "two")
@@ -105,13 +106,13 @@ def test_a_native_checkpoint_is_adopted_by_its_content(tmp_path: Path) -> None:
     assert config.model.name.startswith("tokenizers/")
     assert fingerprint(first, "checkpoint") == fingerprint(moved, "checkpoint")
     assert fingerprint(first, "checkpoint") != fingerprint(other, "checkpoint")
-    assert first.model.eos_token_ids == SPEC.model.eos_token_ids
+    assert first.model.eos_token_ids == BASE.eos_token_ids
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_native_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """At plan, with the path."""
-    source = NativeCheckpoint(path=str(tmp_path / "none"), model=SPEC.model)
+    source = NativeCheckpoint(path=str(tmp_path / "none"), model=BASE)
 
     with pytest.raises(InputError, match=r"must exist, got nothing at .*none"):
         sft_steps(dataclasses.replace(SPEC, model=source), DEVICES)

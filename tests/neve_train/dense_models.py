@@ -174,7 +174,7 @@ def conversations() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int,
     together[0, : starts[-1]] = rng.integers(1, 300, starts[-1])
     segments = np.full((1, SEQ_LEN), -1, np.int32)
     apart = np.zeros((3, SEQ_LEN), np.int32)
-    places = list(zip(starts[:-1].tolist(), lengths, strict=True))
+    places = [(int(start), length) for start, length in zip(starts[:-1], lengths, strict=True)]
     for index, (start, length) in enumerate(places):
         segments[0, start : start + length] = index
         apart[index, :length] = together[0, start : start + length]

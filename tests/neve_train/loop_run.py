@@ -228,7 +228,7 @@ def policies(folder: Path) -> Any:
     import jax.numpy as jnp
     from neve_train import devices
     from neve_train.checkpoints import NotingCheckpointer
-    from neve_train.model import read_model_config
+    from neve_train.families import read_model_config
     from neve_train.optimizer import adam
 
     from steps.train_sft import ExecutionConfig, OptimizerConfig

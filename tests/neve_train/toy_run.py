@@ -166,7 +166,7 @@ def packed(folder: Path) -> Any:
     from levanter.layers.attention import AttentionMask
     from neve_train import devices
     from neve_train.export import load_hf_model
-    from neve_train.model import read_model_config
+    from neve_train.families import read_model_config
 
     from steps.train_sft import train_sft
 

@@ -21,11 +21,8 @@ from levanter.models.snowball import (
     _context_axis,
     _token_spec,
 )
-from neve import storage
 
-from neve_train.errors import TrainInputError
-
-__all__ = ["NeveSnowballConfig", "NeveSnowballLMHeadModel", "read_model_config"]
+__all__ = ["NeveSnowballConfig", "NeveSnowballLMHeadModel"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,32 +185,3 @@ def _adopt(model: SnowballLMHeadModel) -> NeveSnowballLMHeadModel:
         lambda tree: [block.mlp.expert_mlp for block in tree.blocks], model.transformer, experts
     )
     return NeveSnowballLMHeadModel(transformer, model.config)
-
-
-def read_model_config(
-    folder: str, capacity_factor: float = 1.25, uses_segments: bool = False
-) -> NeveSnowballConfig:
-    """Returns the config of a Hugging Face folder.
-
-    Raises:
-        TrainInputError: No config.json, or not a Snowball that this version knows.
-    """
-    from levanter.models.snowball import GrugMoeHfConfig
-
-    path = storage.join(folder, "config.json")
-    if not storage.exists(path):
-        raise TrainInputError(
-            f"model {folder}: must hold config.json, got none. Pass a Hugging Face folder."
-        )
-    values = storage.read_json(path)
-    if values.get("model_type") != GrugMoeHfConfig.model_type:
-        raise TrainInputError(
-            f"model {folder}: model_type must be {GrugMoeHfConfig.model_type}, got "
-            f"{values.get('model_type')!r}. Pass a Snowball."
-        )
-    try:
-        hf_config = GrugMoeHfConfig(**values)
-        config = cast("NeveSnowballConfig", NeveSnowballConfig.from_hf_config(hf_config))
-    except ValueError as error:
-        raise TrainInputError(f"model {folder}: {error}") from error
-    return dataclasses.replace(config, capacity_factor=capacity_factor, uses_segments=uses_segments)
