@@ -189,7 +189,7 @@ def microbatched(folder: Path) -> Any:
     from steps.train_sft import train_sft
 
     found = {}
-    for name, size in (("whole", None), ("cut", 1)):
+    for name, size in (("cut", 1), ("whole", None)):
         config = train_config(folder, plan="plan-packed", per_device_batch_size=size)
         config = dataclasses.replace(config, precision="p=f32,c=f32")
         train_sft(config, str(folder / f"batch-{name}"))

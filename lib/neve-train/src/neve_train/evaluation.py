@@ -8,6 +8,8 @@ from levanter.eval import TaggedEvaluator
 from levanter.trainer import TrainerConfig
 from levanter.utils.tree_utils import inference_mode
 
+from neve_train.losses import weighted_losses
+
 __all__ = ["HeldOutLoss"]
 
 
@@ -39,5 +41,4 @@ class HeldOutLoss:
 def _losses(config: TrainerConfig, model: Any, batch: Any) -> tuple[Any, Any, Any]:
     # Levanter's own also rolls the tokens, which fails where context splits each row.
     model = config.mp.cast_to_compute(inference_mode(model, True))
-    loss = model.compute_next_token_loss(batch, reduction=None, reduction_axis=())
-    return loss.array, batch.loss_weight.array, batch.tokens.array
+    return weighted_losses(model, batch).array, batch.loss_weight.array, batch.tokens.array

@@ -7,10 +7,16 @@ from typing import Any, NamedTuple
 import haliax as hax
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.sharding import reshard
 from levanter.models.lm_model import split_activations
-from levanter.models.loss import maybe_fused_next_token_loss, next_token_loss_weight
+from levanter.models.loss import (
+    fused_cross_entropy_loss_and_logsumexp_penalty,
+    next_token_loss_weight,
+)
+from levanter.sharding import partition_spec_of
 
-__all__ = ["LossSums", "loss_sums"]
+__all__ = ["LossSums", "loss_sums", "weighted_losses"]
 
 
 class LossSums(NamedTuple):
@@ -47,22 +53,61 @@ def loss_sums(
     else:
         outputs, facts = with_facts(example.tokens, example.attn_mask, key=key)
     hidden, auxiliary = split_activations(outputs)
-    weight = example.loss_weight.astype(jnp.float32)
-    add: Any = hax.sum  # a function where Levanter declares a protocol
-    total: Any = maybe_fused_next_token_loss(
-        model.Pos,
-        model.Embed,
-        model.Vocab,
-        hidden,
-        model.get_lm_head(),
-        example.tokens,
-        loss_weight=weight,
-        reduction=add,
-        logsumexp_weight=z_loss or None,
-    )
-    Pos = example.tokens.resolve_axis(model.Pos.name)
-    weight_sum = _scalar(hax.sum(next_token_loss_weight(Pos, weight)))
+    weight = _weight(model, example)
+    total = _weighted(model, example, hidden, weight, hax.sum, z_loss)
+    weight_sum = _scalar(hax.sum(weight))
     return LossSums(_scalar(total) + _scalar(auxiliary) * weight_sum, weight_sum, facts)
+
+
+def weighted_losses(model: Any, example: Any) -> hax.NamedArray:
+    """Returns weight * loss of each position, f32[batch, position], without anything auxiliary.
+
+    Args:
+        model: Any LmHeadModel, in inference mode.
+        example: LmExample of a batch, on the current mesh.
+    """
+    hidden, _ = split_activations(model.activations(example.tokens, example.attn_mask))
+    return _weighted(model, example, hidden, _weight(model, example), None, 0.0)
+
+
+def _weight(model: Any, example: Any) -> hax.NamedArray:
+    Pos = example.tokens.resolve_axis(model.Pos.name)
+    return next_token_loss_weight(Pos, example.loss_weight.astype(jnp.float32))
+
+
+def _weighted(
+    model: Any, example: Any, hidden: Any, weight: hax.NamedArray, reduction: Any, z_loss: float
+) -> Any:
+    Pos = example.tokens.resolve_axis(model.Pos.name)
+    head = model.get_lm_head()
+    return fused_cross_entropy_loss_and_logsumexp_penalty(
+        hidden,
+        head,
+        Contract=model.Embed,
+        Label=head.resolve_axis(model.Vocab.name),
+        target_y=_next_tokens(example.tokens, Pos),
+        reduction=reduction,
+        reduction_axis=None if reduction else (),
+        weight=weight,
+        logsumexp_weight=z_loss or None,
+        dtype=jnp.float32,
+    )
+
+
+def _next_tokens(tokens: hax.NamedArray, Pos: hax.Axis) -> hax.NamedArray:
+    """Returns the token after each position, 0 after the last one, which never counts.
+
+    Levanter rolls the tokens instead; jax can't where one row is all of an explicit mesh.
+    """
+    index = tokens.axes.index(Pos)
+    ids, spec = tokens.array, partition_spec_of(tokens.array)
+    is_split = spec is not None and index < len(spec) and spec[index] is not None
+    if is_split:
+        whole = (None if place == index else name for place, name in enumerate(spec))
+        ids = reshard(ids, P(*whole))
+    shift = [(-1, 1, 0) if place == index else (0, 0, 0) for place in range(ids.ndim)]
+    ids = jax.lax.pad(ids, jnp.zeros((), ids.dtype), shift)
+    return hax.named(reshard(ids, spec) if is_split else ids, tokens.axes)
 
 
 def _scalar(value: Any) -> jax.Array:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import jax.random as jrandom
 import optax
 from haliax import Axis, NamedArray
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 from levanter.models.loss import next_token_loss_weight
+from levanter.sharding import partition_spec_of
 from levanter.trainer import TrainerConfig
 from levanter.trainer_state import make_floating_point_trainable_filter
 from levanter.utils.tree_utils import inference_mode
@@ -187,7 +188,10 @@ def _cut(leaf: Any, num_parts: int) -> jax.Array:
             f"train step: a batch must hold named arrays only, got {type(leaf).__name__}."
         )
     rows, *rest = leaf.array.shape
-    return jnp.moveaxis(leaf.array.reshape(rows // num_parts, num_parts, *rest), 1, 0)
+    cut = jnp.moveaxis(leaf.array.reshape(rows // num_parts, num_parts, *rest), 1, 0)
+    spec = partition_spec_of(leaf.array)
+    is_explicit = spec is not None and any(spec)
+    return reshard(cut, P(None, *spec)) if is_explicit else cut
 
 
 def _total_weight(batch: Any, compute: Any) -> jax.Array:
