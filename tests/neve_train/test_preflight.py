@@ -304,7 +304,7 @@ def measured(num_devices: int) -> dict[str, dict[str, Any]]:
 @pytest.mark.full
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_estimate_agrees_with_the_compiled_train_step(num_devices: int) -> None:
-    """The state is exact; what comes on top is within 20 % of XLA's own analysis (measured: 6 %)."""
+    """The state is exact; what comes on top is within 20 % of XLA's own analysis."""
     for name, case in measured(num_devices).items():
         arguments = case["state"] + case["batch"] / num_devices
         assert case["xla_arguments"] == pytest.approx(arguments, rel=1e-3), name
