@@ -100,8 +100,8 @@ def _next_tokens(tokens: hax.NamedArray, Pos: hax.Axis) -> hax.NamedArray:
     Levanter rolls the tokens instead; jax can't where one row is all of an explicit mesh.
     """
     index = tokens.axes.index(Pos)
-    ids, spec = tokens.array, partition_spec_of(tokens.array)
-    is_split = spec is not None and index < len(spec) and spec[index] is not None
+    ids, spec = tokens.array, partition_spec_of(tokens.array) or P()
+    is_split = index < len(spec) and spec[index] is not None
     if is_split:
         whole = (None if place == index else name for place, name in enumerate(spec))
         ids = reshard(ids, P(*whole))

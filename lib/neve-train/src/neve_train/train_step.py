@@ -189,9 +189,8 @@ def _cut(leaf: Any, num_parts: int) -> jax.Array:
         )
     rows, *rest = leaf.array.shape
     cut = jnp.moveaxis(leaf.array.reshape(rows // num_parts, num_parts, *rest), 1, 0)
-    spec = partition_spec_of(leaf.array)
-    is_explicit = spec is not None and any(spec)
-    return reshard(cut, P(None, *spec)) if is_explicit else cut
+    spec = partition_spec_of(leaf.array) or P()
+    return reshard(cut, P(None, *spec)) if any(spec) else cut
 
 
 def _total_weight(batch: Any, compute: Any) -> jax.Array:
