@@ -117,13 +117,13 @@ def check_parity(bench: Bench, num_rows: int) -> Counter[str]:
 
 def check_counts(bench: Bench, seen: Counter[str], num_rows: int) -> None:
     """
-    Most masks were compared with transformers' own; the others occur where they can, and only there.
+    Most masks were compared with transformers' own; the others occur only where they can.
     """
     print(f"{bench.kind}: {dict(seen)}")
     assert seen.total() >= num_rows * len(template_names())
     assert seen["mask by transformers"] > seen.total() / 2
     can_lose = bench.kind in ("trimmed", "folded")
-    assert (seen["mask by character map"] > 0) == can_lose
+    assert can_lose or not seen["mask by character map"]
 
 
 def test_parity_with_transformers(bench: Bench) -> None:
