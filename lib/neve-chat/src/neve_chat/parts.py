@@ -110,12 +110,11 @@ def run_parts(
     return [found[part.index] for part in parts]
 
 
-def forget_parts(output_path: str, all_facts: Sequence[dict[str, Any]]) -> None:
+def forget_parts(output_path: str) -> None:
     """
-    Have parts done again, although they were finished.
+    Have all parts done again, also those that were finished.
     """
-    for facts in all_facts:
-        storage.remove_tree(_facts_path(output_path, Part(facts["index"], facts["unit"])))
+    storage.remove_tree(storage.join(output_path, ".parts"))
 
 
 def write_facts(output_path: str, part: Part, facts: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,13 @@ from neve_chat.statistics import SplitCounts
 from neve_chat.template_check import check_template_fits
 from neve_chat.templates import check_generation_marks, tokenizer_template
 from neve_chat.terminator import Terminator, find_terminator
-from neve_chat.tokenize_part import PartConfig, example_path, is_validation, make_worker
+from neve_chat.tokenize_part import (
+    EncoderDiffers,
+    PartConfig,
+    example_path,
+    is_validation,
+    make_worker,
+)
 from neve_chat.tokens import ChatTokenizer, Tokens
 from neve_chat.transform import SUMMARY_NAME
 
@@ -137,14 +143,15 @@ def tokenize_conversations(
             on_example(example_text(Tokens(ids, mask), tokenizer, max_chars=_PREVIEW_CHARS))
 
     run = functools.partial(run_parts, make_worker, parts=parts, output_path=output_path)
-    all_facts = run(config, tasks=tasks, on_part=on_part)
+    try:
+        all_facts = run(config, tasks=tasks, on_part=on_part)
+    except EncoderDiffers:
+        # Nothing that fastokens encoded is kept.
+        config = dataclasses.replace(config, encoder="tokenizers")
+        forget_parts(output_path)
+        all_facts = run(config, tasks=Tasks(num_processes=tasks.num_processes))
     if not all_facts:
         return {}
-    if any(facts["encoder"]["suspect"] for facts in all_facts):
-        # A sample showed that fastokens is wrong for this tokenizer: nothing of it is kept.
-        config = dataclasses.replace(config, encoder="tokenizers")
-        forget_parts(output_path, [facts for facts in all_facts if facts["encoder"]["num_fast"]])
-        all_facts = run(config, tasks=Tasks(num_processes=tasks.num_processes))
     return _complete(config, all_facts, tokenizer, terminator)
 
 
@@ -221,7 +228,6 @@ def _complete(
     text = example.pop("text")
     storage.write_bytes(storage.join(output_path, "first_example.txt"), text.encode("utf-8"))
     storage.write_json(storage.join(output_path, "first_example.json"), example, indent=None)
-    results["encoder"] = _encoder_facts(all_facts)
     identity = {
         "tokenizer_digest": hashlib.sha256(tokenizer.json_bytes).hexdigest(),
         "template_digest": hashlib.sha256(config.template.encode("utf-8")).hexdigest(),
@@ -231,7 +237,7 @@ def _complete(
         "terminator": {"text": terminator.text, "ids": list(terminator.ids)},
     }
     storage.write_json(storage.join(output_path, "stats.json"), {**results, **identity})
-    return results
+    return results | {"encoder": _encoder_facts(all_facts)}
 
 
 def _check(
@@ -271,9 +277,9 @@ def _check(
 
 def _encoder_facts(all_facts: list[dict[str, Any]]) -> dict[str, Any]:
     """
-    Which library encoded how many conversations, and how many of them both.
+    What the encoders of this run did: parts that an earlier attempt finished are not counted.
     """
-    reports = [facts["encoder"] for facts in all_facts]
+    reports = [facts["encoder"] for facts in all_facts if "encoder" in facts]
     return {
         "fast": sum(report["num_fast"] for report in reports),
         "refereed": sum(report["num_refereed"] for report in reports),

@@ -16,7 +16,7 @@ from neve import storage
 
 from neve_chat.cache import PART_PATTERN, TreeCacheWriter
 from neve_chat.checks import RowRejected
-from neve_chat.errors import ChatInputError
+from neve_chat.errors import ChatInputError, NeveChatError
 from neve_chat.parts import Part, write_facts
 from neve_chat.preview import example_json, example_text
 from neve_chat.quarantine import Quarantine
@@ -31,7 +31,7 @@ from neve_chat.windows import Shortener
 if TYPE_CHECKING:
     from neve_chat.tokenization import TokenizeOptions
 
-__all__ = ["PartConfig", "example_path", "is_validation", "make_worker"]
+__all__ = ["EncoderDiffers", "PartConfig", "example_path", "is_validation", "make_worker"]
 
 # Each token of a batch costs about 200 bytes while it lives.
 _BATCH_CHARS = 1_000_000
@@ -87,6 +87,12 @@ def make_worker(config: PartConfig) -> _Worker:
     return _Worker(config)
 
 
+class EncoderDiffers(NeveChatError):
+    """
+    A sample showed that fastokens is wrong for this tokenizer: what it encoded is not to be kept.
+    """
+
+
 class _Worker:
     """
     Holds what is loaded once for all parts of a process.
@@ -108,6 +114,7 @@ class _Worker:
 
     def __call__(self, part: Part) -> dict[str, Any]:
         output = self.config.output_path
+        before = self.tokenizer.encoder_report()
         rejected = storage.join(output, "rejected", f"part-{part.index:05d}.jsonl")
         with (
             storage.scratch_dir() as scratch,
@@ -118,7 +125,13 @@ class _Worker:
             for batch in run.rendered_batches():
                 run.add_batch(batch)
         run.write_example()
-        return write_facts(output, part, run.facts())
+        if self.tokenizer.suspect:
+            raise EncoderDiffers(self.tokenizer.encoder_report()["message"])
+        # What the encoder did depends on the process, so it stands in no file.
+        report = self.tokenizer.encoder_report()
+        for count in ("num_fast", "num_refereed", "num_differences"):
+            report[count] -= before[count]
+        return {**write_facts(output, part, run.facts()), "encoder": report}
 
 
 class _PartRun:
@@ -224,7 +237,6 @@ class _PartRun:
             "rejected": dict(self._quarantine.counts),
             "first_rejected": self._quarantine.first,
             "has_example": self._example is not None,
-            "encoder": self._tokenizer.encoder_report(),
         }
 
     def _pieces(
