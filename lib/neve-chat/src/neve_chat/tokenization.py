@@ -145,7 +145,12 @@ def tokenize_conversations(
     run = functools.partial(run_parts, make_worker, parts=parts, output_path=output_path)
     try:
         all_facts = run(config, tasks=tasks, on_part=on_part)
-    except EncoderDiffers:
+    except EncoderDiffers as error:
+        if tasks.count > 1:  # the others' parts are suspect too, and they may be writing them
+            raise ChatInputError(
+                f"tokens of {input_path}: fastokens must give what tokenizers gives, got: {error}. "
+                "Remove the output and run the step as one task, which then does without it."
+            ) from error
         # Nothing that fastokens encoded is kept.
         config = dataclasses.replace(config, encoder="tokenizers")
         forget_parts(output_path)
