@@ -259,6 +259,14 @@ def test_roles_are_accepted_as_the_data_writes_them() -> None:
     assert canonical_roles(("gpt", "human", "assistant"), role_map) == ("user", "assistant")
 
 
+def test_loss_options_take_the_usual_names_of_the_data() -> None:
+    """
+    gpt and developer are what every schema reads them as: the same options, and the same identity.
+    """
+    assert LossOptions(train_roles=("gpt",)) == LossOptions()
+    assert LossOptions(train_roles=("developer", "human")).train_roles == ("system", "user")
+
+
 @pytest.mark.parametrize(
     ("options", "message_pattern"),
     [
@@ -266,7 +274,9 @@ def test_roles_are_accepted_as_the_data_writes_them() -> None:
             {"train_roles": ("assistent",)},
             "system, user, assistant, tool, got 'assistent'. Did you",
         ),
-        ({"train_roles": ("gpt",)}, "must be of system, user, assistant, tool, got 'gpt'"),
+        ({"train_roles": ("bot",)}, r"got 'bot'. Where the schema says assistant=\('bot',\) write"),
+        ({"train_roles": ("Human",)}, "got 'Human'. Did you mean 'human'"),
+        ({"train_roles": ("function_call",)}, "Its turns are the assistant's. Write 'assistant'"),
         ({"train_roles": "assistant"}, "must be a tuple"),
         ({"train_roles": ()}, "one role or more"),
         ({"train_turns": "first"}, "must be one of all, last, got 'first'"),

@@ -68,6 +68,7 @@ def run_parts(
     output_path: str,
     tasks: Tasks,
     on_part: Callable[[dict[str, Any]], None] | None = None,
+    on_advance: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """
     The facts of all parts, in order. Task 0 waits for the others; they get an empty list.
@@ -80,6 +81,7 @@ def run_parts(
         output_path: where `.parts/` is.
         tasks: who does which.
         on_part: called with the facts of each part that is done, also of those found finished.
+        on_advance: called with what unfinished parts told by `pool.advance`.
 
     Raises:
         ChatInputError: a part was finished from another input.
@@ -97,7 +99,9 @@ def run_parts(
             note(part, facts)
     todo = [part for part in own if part.index not in found]
     by_index = {part.index: part for part in parts}
-    for facts in run_units(make_worker, config, todo, num_processes=tasks.num_processes):
+    for facts in run_units(
+        make_worker, config, todo, num_processes=tasks.num_processes, on_advance=on_advance
+    ):
         note(by_index[facts["index"]], facts)
     if tasks.index:
         return []

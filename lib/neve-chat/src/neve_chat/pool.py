@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import gc
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,10 +19,13 @@ from typing import Any
 
 from neve_chat.errors import NeveChatError
 
-__all__ = ["WorkerLost", "num_cores", "own_units", "run_units"]
+__all__ = ["WorkerLost", "advance", "num_cores", "own_units", "run_units"]
 
 _M_ARENA_MAX = -8
+_POLL_SECONDS = 0.5
+_WAITING = 4  # units handed out for each process: looking at all of them each time is quadratic
 _worker: Callable[[Any], Any] | None = None
+_on_advance: Callable[[int], None] | None = None
 
 
 class WorkerLost(NeveChatError):
@@ -44,12 +48,21 @@ def own_units[Unit](units: Sequence[Unit], task_index: int, task_count: int) -> 
     return list(units[task_index::task_count])
 
 
+def advance(amount: int) -> None:
+    """
+    Tell, inside a unit, that so much more of it is done; negative takes it back.
+    """
+    if _on_advance is not None:
+        _on_advance(amount)
+
+
 def run_units(
     make_worker: Callable[[Any], Callable[[Any], Any]],
     config: Any,
     units: Sequence[Any],
     *,
     num_processes: int | None = None,
+    on_advance: Callable[[int], None] | None = None,
 ) -> Iterator[Any]:
     """
     The results of all units, in the order in which they end.
@@ -60,6 +73,7 @@ def run_units(
         units: what to work on; pickled.
         num_processes: None: one for each core, at most one for each unit. With one, everything
             happens in this process.
+        on_advance: called now and then with the sum of what running units told by `advance`.
 
     Raises:
         WorkerLost: a process was killed, as the kernel does when memory runs out.
@@ -69,16 +83,29 @@ def run_units(
         work = make_worker(config) if units else None
         for unit in units:
             assert work is not None
-            yield work(unit)
+            with _advancing(on_advance):
+                result = work(unit)
+            yield result
         return
     context = multiprocessing.get_context("spawn")  # fork would copy the threads' locks
+    advanced = context.Value("q", 0)
     pool = concurrent.futures.ProcessPoolExecutor(
-        count, mp_context=context, initializer=_start, initargs=(make_worker, config)
+        count, mp_context=context, initializer=_start, initargs=(make_worker, config, advanced)
     )
     try:
-        waiting = [pool.submit(_work, unit) for unit in units]
-        for future in concurrent.futures.as_completed(waiting):
-            yield future.result()
+        todo = iter(units)
+        waiting = {pool.submit(_work, unit) for unit in itertools.islice(todo, _WAITING * count)}
+        while waiting:
+            ended, waiting = concurrent.futures.wait(
+                waiting,
+                timeout=_POLL_SECONDS if on_advance is not None else None,
+                return_when=concurrent.futures.FIRST_COMPLETED,
+            )
+            waiting |= {pool.submit(_work, unit) for unit in itertools.islice(todo, len(ended))}
+            for future in ended:
+                yield future.result()
+            if on_advance is not None:
+                on_advance(advanced.value)
     except BrokenProcessPool as error:
         raise WorkerLost(
             f"data workers: a process of {count} was killed from outside, out of memory as a "
@@ -88,8 +115,35 @@ def run_units(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start(make_worker: Callable[[Any], Callable[[Any], Any]], config: Any) -> None:
-    global _worker
+@contextlib.contextmanager
+def _advancing(on_advance: Callable[[int], None] | None) -> Iterator[None]:
+    """
+    Inside the block `advance` goes to on_advance as a sum.
+    """
+    global _on_advance
+    done = 0
+
+    def add(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if on_advance is not None:
+            on_advance(done)
+
+    outer, _on_advance = _on_advance, add
+    try:
+        yield
+    finally:
+        _on_advance = outer
+
+
+def _start(make_worker: Callable[[Any], Callable[[Any], Any]], config: Any, advanced: Any) -> None:
+    global _worker, _on_advance
+
+    def add(amount: int) -> None:
+        with advanced.get_lock():
+            advanced.value += amount
+
+    _on_advance = add
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(AttributeError):  # glibc: or each thread keeps a heap that only grows
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)

@@ -14,7 +14,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,17 @@ class SourceRow:
     """Why the row could not be read, if it couldn't."""
 
 
-def read_rows(piece: Piece, columns: Columns) -> Iterator[SourceRow]:
+def read_rows(
+    piece: Piece, columns: Columns, *, on_bytes: Callable[[int], None] | None = None
+) -> Iterator[SourceRow]:
     """
     The rows of a piece in order.
+
+    Args:
+        piece: what to read.
+        columns: which columns of a columnar file.
+        on_bytes: called with the size of each read of a file that can't be cut, so that a huge one
+            shows progress.
 
     Raises:
         ChatInputError: the file is damaged, or a columnar file lacks a required column.
@@ -109,7 +117,7 @@ def read_rows(piece: Piece, columns: Columns) -> Iterator[SourceRow]:
     place = "the start"
     try:
         with storage.open_file(file.path, "rb") as raw:
-            for place, value, error in _values(raw, piece):
+            for place, value, error in _values(raw, piece, on_bytes):
                 if not error and not isinstance(value, dict):
                     error = f"must be an object, got a {type(value).__name__}"
                 yield SourceRow(place, {} if error else value, error=error)
@@ -120,14 +128,16 @@ def read_rows(piece: Piece, columns: Columns) -> Iterator[SourceRow]:
         ) from error
 
 
-def _values(raw: Any, piece: Piece) -> Iterator[tuple[str, Any, str]]:
+def _values(
+    raw: Any, piece: Piece, on_bytes: Callable[[int], None] | None
+) -> Iterator[tuple[str, Any, str]]:
     name, suffix = piece.file.name, piece.file.suffix
     if suffix in PLAIN_LINE_SUFFIXES:
         for offset, line in _lines_starting_in(raw, piece.start, piece.stop):
             if not line.isspace():
                 yield f"{name}@{offset}", *_parse_line(line)
         return
-    stream = _decompressed(raw, suffix)
+    stream = _decompressed(_Counted(raw, on_bytes) if on_bytes is not None else raw, suffix)
     if suffix in LINE_SUFFIXES:
         values = (_parse_line(line) for line in stream if not line.isspace())
     else:
@@ -155,6 +165,21 @@ def _lines_starting_in(stream: Any, start: int, stop: int | None) -> Iterator[tu
             return
         yield position, line
         position += len(line)
+
+
+class _Counted:
+    """
+    An open file that tells how much of it is read.
+    """
+
+    def __init__(self, raw: Any, on_bytes: Callable[[int], None]) -> None:
+        self._raw = raw
+        self._on_bytes = on_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(size)
+        self._on_bytes(len(data))
+        return data
 
 
 def _decompressed(raw: Any, suffix: str) -> io.BufferedReader:

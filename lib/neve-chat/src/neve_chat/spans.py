@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from neve_chat.adapt import RowRejected
 from neve_chat.errors import ChatInputError
+from neve_chat.schemas import ConversationSchema
 from neve_chat.turn_texts import find_contents
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROLES",
     "TRAIN_TURNS",
+    "USUAL_ROLES",
     "LossOptions",
     "SpanProbe",
     "canonical_roles",
@@ -31,6 +33,9 @@ __all__ = [
 
 ROLES = ("system", "user", "assistant", "tool")
 """Canonical roles, in the order in which they are written."""
+USUAL_ROLES = {name: role for role in ROLES for name in getattr(ConversationSchema(), role)}
+"""Role values that a schema maps unless told otherwise -> canonical role. The value function_call
+is not among them: it means some turns of the assistant, not all."""
 TRAIN_TURNS = ("all", "last")
 _QUESTION, _THOUGHT, _ANSWER = "neveprobequestion", "neveprobethought", "neveprobeanswer"
 
@@ -44,7 +49,8 @@ class LossOptions:
     train_turns: str = "all"
     """all: every turn of the trained roles; last: only the last such turn of a conversation."""
     train_roles: tuple[str, ...] = ("assistant",)
-    """Canonical roles whose turns are trained, of system, user, assistant and tool."""
+    """Roles whose turns are trained, of system, user, assistant and tool; or usual names of the
+    data that mean one of them, such as gpt, human and developer."""
     train_reasoning: bool = True
     """False: no loss on an assistant turn's reasoning with its opening and closing marker."""
     train_end_of_turn: bool = True
@@ -61,7 +67,7 @@ class LossOptions:
                 f"loss options: train_roles must be a tuple of one role or more, got "
                 f"{self.train_roles!r}. Write ('assistant',)."
             )
-        roles = canonical_roles(self.train_roles, {})
+        roles = canonical_roles(self.train_roles, USUAL_ROLES)
         object.__setattr__(self, "train_roles", roles)
 
     @property
@@ -83,17 +89,24 @@ def canonical_roles(names: Iterable[str], role_map: Mapping[str, str]) -> tuple[
     Raises:
         ChatInputError: a name that is neither.
     """
-    known = {role: role for role in ROLES} | dict(role_map)
+    known = dict(role_map) | {role: role for role in ROLES}
     found: set[str] = set()
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "Pass one of them."
+            hint = _role_hint(str(name), known)
             raise ChatInputError(
-                f"loss options: train_roles must be of {', '.join(known)}, got {name!r}. {hint}"
+                f"loss options: train_roles must be of {', '.join(ROLES)}, got {name!r}. {hint}"
             )
         found.add(known[name])
     return tuple(role for role in ROLES if role in found)
+
+
+def _role_hint(name: str, known: Mapping[str, str]) -> str:
+    if name in ConversationSchema().function_call:
+        return "Its turns are the assistant's. Write 'assistant'."
+    if near := difflib.get_close_matches(name.strip().lower(), known, n=1):
+        return f"Did you mean {near[0]!r}?"
+    return f"Where the schema says assistant=({name!r},) write 'assistant', and so for the other roles."
 
 
 @dataclass(frozen=True, kw_only=True)

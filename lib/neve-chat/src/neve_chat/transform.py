@@ -14,7 +14,7 @@ from typing import Any
 
 from neve import storage
 
-from neve_chat.adapt import RowAdapter, roles_report
+from neve_chat.adapt import RowAdapter
 from neve_chat.checks import RowPolicies
 from neve_chat.duplicates import find_duplicates
 from neve_chat.errors import ChatInputError
@@ -23,6 +23,7 @@ from neve_chat.hub_layout import choose_files
 from neve_chat.input_files import InputFile, find_input_files
 from neve_chat.parts import Part, Tasks, run_parts
 from neve_chat.quarantine import Refusals, refuse_if_too_many
+from neve_chat.schema_probe import first_rows, refuse_wrong_schema, schema_advice
 from neve_chat.schemas import ConversationSchema
 from neve_chat.shards import iter_conversations, list_shards, read_shard
 from neve_chat.transform_unit import UnitConfig, make_worker
@@ -107,13 +108,23 @@ def transform_conversations(
         replacements=tuple((replacements or {}).items()),
         policies=policies,
     )
+    refuse_wrong_schema(
+        parts,
+        config.files,
+        schema,
+        policies,
+        max_rejected_fraction=max_rejected_fraction,
+        what=f"conversations of {input_path}",
+    )
+    progress = _Progress(sum(map(part_bytes, parts)), on_progress)
     facts = run_parts(
         make_worker,
         config,
         parts,
         output_path=output_path,
         tasks=tasks,
-        on_part=_progress(parts, on_progress),
+        on_part=progress.on_part,
+        on_advance=progress.on_advance,
     )
     if tasks.index:
         return {}
@@ -122,24 +133,33 @@ def transform_conversations(
         _check_shards(summary["shards"], output_path)
     if found is not None:
         summary["schema"] = {"found": found.text(), **dataclasses.asdict(schema)}
-    _refuse_if_too_many(facts, summary, input_path, output_path, schema, max_rejected_fraction)
+    _refuse_if_too_many(facts, summary, input_path, config, parts, max_rejected_fraction)
     _treat_duplicates(parts, summary, output_path, policies, tasks)
     storage.write_json(storage.join(output_path, SUMMARY_NAME), summary)
     return summary
 
 
-def _progress(
-    parts: Sequence[Part], on_progress: Callable[[int, int, dict[str, Any]], None] | None
-) -> Callable[[dict[str, Any]], None]:
-    total, done = sum(map(part_bytes, parts)), Counter[str]()
+class _Progress:
+    """
+    Bytes of finished units, and of those that are being read where they can't be cut.
+    """
 
-    def note(facts: dict[str, Any]) -> None:
-        done["bytes"] += facts["unit"]["bytes"]
-        done["rows"] += facts["rows_in"]
-        if on_progress is not None:
-            on_progress(done["bytes"], total, {"rows": done["rows"]})
+    def __init__(
+        self, total: int, on_progress: Callable[[int, int, dict[str, Any]], None] | None
+    ) -> None:
+        self._total = total
+        self._on_progress = on_progress
+        self._done = self._rows = self._shown = 0
 
-    return note
+    def on_part(self, facts: dict[str, Any]) -> None:
+        self._done += facts["unit"]["bytes"]
+        self._rows += facts["rows_in"]
+        self.on_advance(0)
+
+    def on_advance(self, num_bytes: int) -> None:
+        self._shown = max(self._shown, min(self._done + num_bytes, self._total))
+        if self._on_progress is not None:
+            self._on_progress(self._shown, self._total, {"rows": self._rows})
 
 
 def _summary(facts: Sequence[Mapping[str, Any]], inputs: Sequence[InputFile]) -> dict[str, Any]:
@@ -180,21 +200,23 @@ def _refuse_if_too_many(
     facts: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
     input_path: str,
-    output_path: str,
-    schema: ConversationSchema,
+    config: UnitConfig,
+    parts: Sequence[Part],
     max_fraction: float,
 ) -> None:
-    refusals = Refusals(path=storage.join(output_path, "rejected"))
+    refusals = Refusals(path=storage.join(config.output_path, "rejected"))
     for each in facts:
         refusals.merge(each["rejected"], each["first_rejected"])
-    adapter = RowAdapter(schema)
+    adapter = RowAdapter(config.schema)
     adapter.roles_seen.update(summary["roles_seen"])
+    is_nothing_left = refusals.counts.total() == summary["rows_in"]
+    rows = first_rows(parts, config.files, config.schema) if is_nothing_left else ()
     refuse_if_too_many(
         refusals,
         summary["rows_in"],
         max_fraction=max_fraction,
         what=f"conversations of {input_path}",
-        advice=f"{roles_report(adapter)}. Correct the schema so that it fits the rows",
+        advice=f"{schema_advice(adapter, rows)}. Correct the schema so that it fits the rows",
     )
 
 

@@ -18,8 +18,10 @@ from neve_chat.checks import RowPolicies, RowRejected
 from neve_chat.duplicates import DIGEST_BYTES, digests_path
 from neve_chat.input_files import InputFile
 from neve_chat.parts import Part, write_facts
+from neve_chat.pool import advance
 from neve_chat.quarantine import Quarantine
 from neve_chat.rows import Columns, SourceRow, read_rows
+from neve_chat.schema_probe import adapt_row
 from neve_chat.schemas import ConversationSchema
 from neve_chat.shards import ShardWriter
 from neve_chat.units import pieces_of
@@ -67,14 +69,20 @@ class _Worker:
         adapter = RowAdapter(self._config.schema, self._config.policies)
         notes: Counter[str] = Counter()
         digests = bytearray()
-        rows_in = 0
+        rows_in = num_read = 0
+
+        def note_bytes(count: int) -> None:
+            nonlocal num_read
+            num_read += count
+            advance(count)
+
         rejected = storage.join(output, "rejected", f"part-{part.index:05d}.jsonl")
         with Quarantine(rejected) as quarantine, ShardWriter(output, part.index) as writer:
             for piece in pieces_of(part, self._config.files):
-                for row in read_rows(piece, self._columns):
+                for row in read_rows(piece, self._columns, on_bytes=note_bytes):
                     rows_in += 1
                     try:
-                        conversation = _adapt(adapter, row)
+                        conversation = adapt_row(adapter, row)
                         line, digest = _output_line(row, conversation, self._config.replacements)
                     except RowRejected as refusal:
                         quarantine.add(refusal.reason, refusal.detail, row.place, row.values)
@@ -83,6 +91,7 @@ class _Worker:
                         writer.write(line)
                         digests += digest
         storage.write_bytes(digests_path(output, part), bytes(digests))
+        advance(-num_read)  # the finished unit counts as a whole
         facts = {
             "rows_in": rows_in,
             "rejected": dict(sorted(quarantine.counts.items())),
@@ -92,12 +101,6 @@ class _Worker:
             "shards": writer.shards,
         }
         return write_facts(output, part, facts)
-
-
-def _adapt(adapter: RowAdapter, row: SourceRow) -> Conversation:
-    if row.error:
-        raise RowRejected("unreadable row", row.error)
-    return adapter.adapt(row.values, is_padded=row.is_padded, where=row.place)
 
 
 def _output_line(
