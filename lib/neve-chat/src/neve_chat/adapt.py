@@ -25,6 +25,8 @@ from neve_chat.turns import Turns, read_turns
 __all__ = ["Conversation", "RowAdapter", "RowRejected", "drop_padding", "roles_report"]
 
 _MAX_ROLES = 100
+_TEXT_ONLY = ("system", "user")
+_OBJECT = (dict, Mapping)  # dict first: Mapping's own check is slow
 
 
 @dataclass(kw_only=True)
@@ -124,17 +126,19 @@ class RowAdapter:
 
     def _count_roles(self, turns: Turns) -> None:
         key, seen = self.schema.role_key, self.roles_seen
-        for role, turn in turns:
-            value = turn.get(key, role) if isinstance(turn, dict | Mapping) else None
-            name = value if isinstance(value, str) else str(value)
-            if value is not None and (name in seen or len(seen) < _MAX_ROLES):
-                seen[name] += 1
+        values = [turn.get(key, role) for role, turn in turns if isinstance(turn, _OBJECT)]
+        names = [
+            value if isinstance(value, str) else str(value) for value in values if value is not None
+        ]
+        for name, count in Counter(names).items():
+            if name in seen or len(seen) < _MAX_ROLES:
+                seen[name] += count
 
     def _message(
         self, role: str | None, turn: Any, index: int, faults: RowFaults
     ) -> dict[str, Any]:
         schema, where = self.schema, f"turn {index}"
-        if not isinstance(turn, dict | Mapping):  # dict first: Mapping's own check is slow
+        if not isinstance(turn, _OBJECT):
             raise RowRejected(
                 "malformed turn", f"{where} is a {type(turn).__name__}, not an object"
             )
@@ -150,7 +154,15 @@ class RowAdapter:
                 faults.report("unknown_role", f"{where} has the role {str(raw_role)!r}")
         assert role is not None  # an unknown role is never kept
         message: dict[str, Any] = {"role": role, "content": None}
-        content, calls = turn.get(schema.content_key), turn.get("tool_calls")
+        content = turn.get(schema.content_key)
+        if (
+            role in _TEXT_ONLY
+            and isinstance(content, str)
+            and len(turn) == 1 + (raw_role is not None)
+        ):
+            message["content"] = content  # most turns: the role, a text and nothing more
+            return message
+        calls = turn.get("tool_calls")
         if role == "assistant" and raw_role in schema.function_call:
             content, calls = None, content
         message["content"] = _reply(content) if role == "tool" else text_of(content, where)

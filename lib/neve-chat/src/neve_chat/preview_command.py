@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,10 @@ import click
 from neve import storage
 
 from neve_chat.errors import ChatInputError
-from neve_chat.preview_target import find_places
+from neve_chat.preview_target import Place, find_places
 
 if TYPE_CHECKING:
-    from neve_chat.preview_source import PreviewSource, Shown
+    from neve_chat.preview_rows import PreviewSource, Refused, Shown
 
 __all__ = ["preview_command"]
 
@@ -32,6 +33,7 @@ _BAR_WIDTH = 40
 @click.argument("target", metavar="PATH|RECIPE")
 @click.argument("recipe_options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--source", metavar="NAME", help="Data set of a recipe [default: all].")
+@click.option("--recipe", metavar="RECIPE", help="Show PATH as this recipe would train it.")
 @click.option("-n", "num_rows", default=3, type=click.IntRange(1), help="How many [default: 3].")
 @click.option("--start", default=None, type=click.IntRange(0), help="First row, from 0.")
 @click.option("--row", default=None, type=click.IntRange(0), help="This row alone, from 0.")
@@ -47,6 +49,7 @@ def preview_command(
     target: str,
     recipe_options: tuple[str, ...],
     source: str | None,
+    recipe: str | None,
     num_rows: int,
     start: int | None,
     row: int | None,
@@ -63,8 +66,10 @@ def preview_command(
     Show conversations as the model sees them: decoded from token ids, trained tokens marked.
 
     PATH is the output of a tokenize step, any Levanter chat cache, a split of either, or canonical
-    conversations (these need --tokenizer and --template). RECIPE is a module whose tokenized data
-    sets are shown; options of its own, such as --accelerator 32xH100, may follow.
+    conversations (these need --tokenizer and --template, or --recipe). RECIPE is a module whose data
+    sets are shown, from their tokens, or from their conversations before they are tokenized; options
+    of its own, such as --accelerator 32xH100, may follow. What a recipe would not train of them is
+    shown with the reason.
     """
     if row is not None:
         if start is not None:
@@ -72,15 +77,10 @@ def preview_command(
                 f"--row {row}: must stand alone, got --start {start} too. Drop one of them."
             )
         start, num_rows = row, 1
-    places = find_places(target, recipe_options=recipe_options, wanted=source, prefix=prefix)
-    from neve_chat.preview_source import open_source  # heavy: tensorstore, tokenizers
-
-    sources = [
-        open_source(
-            place.path, split=split, tokenizer=tokenizer, template=template, name=place.name
-        )
-        for place in places
-    ]
+    places = find_places(
+        target, recipe_options=recipe_options, wanted=source, prefix=prefix, recipe=recipe
+    )
+    sources = [_opened(place, split, tokenizer, template) for place in places]
     if html is not None:
         _write_page(html, target, sources, start or 0, num_rows, stats)
         return
@@ -91,9 +91,44 @@ def preview_command(
             continue
         if len(sources) > 1:
             _say(f"{opened.name}  {opened.path}\n")
-        for shown in opened.conversations(start or 0, num_rows):
-            _say(_header(shown, opened, use_color))
-            _say(_body(shown, opened, with_ids, full, use_color) + "\n")
+        _say_conversations(opened, start or 0, num_rows, with_ids, full, use_color)
+
+
+def _opened(place: Place, split: str, tokenizer: str | None, template: str | None) -> PreviewSource:
+    from neve_chat.preview_rows import RowLimit
+    from neve_chat.preview_source import open_source  # heavy: tensorstore, tokenizers
+
+    limit = place.seq_len and RowLimit(seq_len=place.seq_len, rule=place.long_conversations)
+    return open_source(
+        place.path,
+        split=split,
+        tokenizer=tokenizer,
+        template=template,
+        name=place.name,
+        config=place.config,
+        limit=limit or None,
+    )
+
+
+def _say_conversations(
+    source: PreviewSource, start: int, num_rows: int, with_ids: bool, full: bool, use_color: bool
+) -> None:
+    from neve_chat.preview_rows import Refused
+
+    left_out: Counter[str] = Counter()
+    for shown in source.conversations(start, num_rows):
+        if isinstance(shown, Refused):
+            left_out[shown.reason] += 1
+            _say(_refusal(shown, use_color) + "\n")
+        else:
+            _say(_header(shown, source, use_color))
+            _say(_body(shown, source, with_ids, full, use_color) + "\n")
+    for what, counts in (
+        ("Left out here", left_out.most_common()),
+        ("Refused in all", _counts(source, "rejected")),
+    ):
+        if counts:
+            _say(f"{what}: " + ", ".join(f"{reason} {count:,}" for reason, count in counts))
 
 
 def _say(text: str) -> None:
@@ -113,9 +148,27 @@ def _header(shown: Shown, source: PreviewSource, use_color: bool) -> str:
             for key, value in (("id", shown.row_id), ("from", shown.source))
             if value
         ),
+        *([shown.note] if shown.note else []),
     ]
     text = visible("--- " + " | ".join(facts) + " ---")
     return click.style(text, bold=True) if use_color else text
+
+
+def _refusal(refused: Refused, use_color: bool) -> str:
+    from neve_chat.preview import visible
+
+    facts = [
+        f"row {refused.row:,}",
+        f"left out: {refused.reason}",
+        *(
+            f"{key} {value}"
+            for key, value in (("id", refused.row_id), ("from", refused.source))
+            if value
+        ),
+    ]
+    head = visible("--- " + " | ".join(facts) + " ---")
+    head = click.style(head, bold=True) if use_color else head
+    return f"{head}\n{visible(refused.detail)}"
 
 
 def _body(shown: Shown, source: PreviewSource, with_ids: bool, full: bool, use_color: bool) -> str:

@@ -12,7 +12,8 @@ import base64
 import hashlib
 import struct
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from markupsafe import Markup
 
 from neve_chat.preview import INVISIBLE, Decoder, Piece, escape, visible
-from neve_chat.preview_source import PreviewSource, Shown
+from neve_chat.preview_rows import PreviewSource, Refused, Shown
 from neve_chat.statistics import length_classes
 from neve_chat.tokens import Tokens
 
@@ -38,7 +39,7 @@ _LONGEST_PIECE = 2**16 - 1
 def page_html(
     *,
     title: str,
-    sources: Sequence[tuple[PreviewSource, Sequence[Shown]]],
+    sources: Sequence[tuple[PreviewSource, Sequence[Shown | Refused]]],
     count_all: bool = False,
 ) -> str:
     """
@@ -72,16 +73,22 @@ def _hash(file: Path) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()}"
 
 
-def _source(source: PreviewSource, shown: Sequence[Shown], count_all: bool) -> dict[str, Any]:
+def _source(
+    source: PreviewSource, shown: Sequence[Shown | Refused], count_all: bool
+) -> dict[str, Any]:
     counts = source.counts() if count_all else source.known_counts()
     decoder = Decoder(source.tokenizer)
     return {
         "name": visible(source.name),
         "numbers": _numbers(counts.as_json() if counts else {}),
-        "facts": _facts(source),
+        "facts": _facts(
+            source, Counter(each.reason for each in shown if isinstance(each, Refused))
+        ),
         "bars": length_classes(counts) if counts else [],
         "conversations": [
-            _conversation(conversation, decoder, is_first=index == 0)
+            _refusal(conversation)
+            if isinstance(conversation, Refused)
+            else _conversation(conversation, decoder, is_first=index == 0)
             for index, conversation in enumerate(shown)
         ],
     }
@@ -103,7 +110,7 @@ def _numbers(counts: dict[str, Any]) -> list[dict[str, str]]:
     return [dict(zip(("label", "value", "note"), row, strict=True)) for row in numbers]
 
 
-def _facts(source: PreviewSource) -> list[dict[str, str]]:
+def _facts(source: PreviewSource, left_out: Mapping[str, int]) -> list[dict[str, str]]:
     """
     Where it is, what made it, and what was left out.
     """
@@ -116,6 +123,7 @@ def _facts(source: PreviewSource) -> list[dict[str, str]]:
         ("Vocabulary", f"{source.tokenizer.vocab_size:,} tokens", ""),
         *([("End of turn", terminator, "")] if terminator else []),
         ("Rejected", _listed(known.get("rejected") or {}), ""),
+        *([("Left out here", _listed(left_out), "")] if left_out else []),
         ("Notes", _listed(known.get("notes") or {}), ""),
     ]
     return [
@@ -124,14 +132,24 @@ def _facts(source: PreviewSource) -> list[dict[str, str]]:
     ]
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+def _refusal(refused: Refused) -> dict[str, Any]:
+    origin = [text for text in (refused.source, refused.row_id) if text]
+    return {
+        "row": refused.row,
+        "reason": visible(refused.reason),
+        "detail": visible(refused.detail),
+        "origin": visible(" · ".join(origin)),
+    }
 
 
 def _conversation(shown: Shown, decoder: Decoder, *, is_first: bool) -> dict[str, Any]:
     tokens = shown.tokens
     pieces = decoder.pieces(tokens)
-    origin = [text for text in (shown.source, shown.row_id) if text]
+    origin = [text for text in (shown.source, shown.row_id, shown.note) if text]
     return {
         "row": shown.row,
         "num_tokens": len(tokens.ids),

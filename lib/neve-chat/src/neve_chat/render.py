@@ -167,13 +167,16 @@ class ChatRenderer:
         tracker.num_chars, tracker.spans = 0, []
         pieces: list[str] = []
         try:
-            for piece in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **kwargs},
-            ):
+            variables = {
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                **self._special_tokens,
+                **kwargs,
+            }
+            # Template.generate would pass each piece on through another generator.
+            for piece in self._template.root_render_func(self._template.new_context(variables)):
                 pieces.append(piece)
                 tracker.num_chars += len(piece)
         except _ROW_ERRORS as error:

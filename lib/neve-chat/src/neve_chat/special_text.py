@@ -70,8 +70,9 @@ class SpecialText:
         self._markers = _alternatives(markers)
         self._stems = tuple({marker[:2] for marker in markers})
         self._longest = max(map(len, markers), default=0)
-        self._first_chars = _alternatives(sorted({marker[0] for marker in markers}))
-        self._last_chars = _alternatives(sorted({marker[-1] for marker in markers}))
+        self._firsts = tuple(sorted({marker[0] for marker in markers}))
+        self._lasts = tuple(sorted({marker[-1] for marker in markers}))
+        self._first_chars, self._last_chars = map(_alternatives, (self._firsts, self._lasts))
         parts = range(1, self._longest)
         self._prefixes = {m[:size] for m in markers for size in parts if size < len(m)}
         self._suffixes = {m[size:] for m in markers for size in parts if size < len(m)}
@@ -103,7 +104,7 @@ class SpecialText:
         """
         self._tag = ""
         texts = _texts(row)
-        if not any(map(self._places, texts)):
+        if not any(map(self._places, filter(self._may_need_tags, texts))):
             return row
         self._tag = next(
             tag for tag in _TAGS if not any(tag in text or _ascii(tag) in text for text in texts)
@@ -153,6 +154,20 @@ class SpecialText:
     def _may_hold(self, text: str) -> bool:
         for stem in self._stems:  # noqa: SIM110  any() would take most of the time of short strings
             if stem in text:
+                return True
+        return False
+
+    def _may_need_tags(self, text: str) -> bool:
+        """
+        Quick, and True for a text with `_places`: most have none.
+        """
+        for first in self._firsts:
+            if first in text and (self._may_hold(text) or first in text.rstrip()[-self._longest :]):
+                return True
+        head = text[: self._longest]
+        head = head if head[:1] > " " else text.lstrip()[: self._longest]
+        for last in self._lasts:  # noqa: SIM110  any() would take most of the time
+            if last in head:
                 return True
         return False
 
@@ -211,13 +226,19 @@ def _texts(row: Mapping[str, Any]) -> set[str]:
     left: list[Any] = [row.get(field) for field in _FIELDS]
     while left:
         value = left.pop()
-        if isinstance(value, str):
+        if isinstance(value, dict):
+            found.update(value)
+            value = value.values()
+        elif isinstance(value, str):
             found.add(value)
-        elif isinstance(value, dict):
-            left += value.keys()
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
+            continue
+        elif not isinstance(value, list | tuple):
+            continue
+        for entry in value:
+            if isinstance(entry, str):
+                found.add(entry)
+            elif entry is not None:
+                left.append(entry)
     return found
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from neve import storage
 
 from neve_chat.baselines import count_baselines
@@ -23,23 +22,21 @@ from neve_chat.cache import PART_PATTERN, write_split_ledger
 from neve_chat.errors import ChatInputError
 from neve_chat.parts import Part, Tasks, forget_parts, run_parts
 from neve_chat.pool import num_cores
-from neve_chat.preview import example_text
+from neve_chat.preview import example_json, example_text
 from neve_chat.quarantine import Refusals, refuse_if_too_many
-from neve_chat.render import ChatRenderer
+from neve_chat.row_tokens import open_template
 from neve_chat.shards import list_shards
-from neve_chat.spans import LossOptions, make_probe
+from neve_chat.spans import LossOptions
 from neve_chat.statistics import SplitCounts
-from neve_chat.template_check import check_template_fits
-from neve_chat.templates import check_generation_marks, tokenizer_template
-from neve_chat.terminator import Terminator, find_terminator
+from neve_chat.terminator import Terminator
 from neve_chat.tokenize_part import (
     EncoderDiffers,
     PartConfig,
-    example_path,
     is_validation,
     make_worker,
+    read_example,
 )
-from neve_chat.tokens import ChatTokenizer, Tokens
+from neve_chat.tokens import ChatTokenizer
 from neve_chat.transform import SUMMARY_NAME
 
 __all__ = ["TokenizeOptions", "is_validation", "tokenize_conversations"]
@@ -107,15 +104,8 @@ def tokenize_conversations(
         ChatInputError: wrong template, tokenizer or data; no ledger is written then.
     """
     tasks = tasks or Tasks()
-    template = options.template or tokenizer_template(options.tokenizer_path).text
-    check_generation_marks(options.template_name, template)
-    tokenizer = ChatTokenizer(options.tokenizer_path)
-    renderer = ChatRenderer(
-        template, special_tokens=tokenizer.special_tokens, name=options.template_name
-    )
-    check_template_fits(renderer, tokenizer, options.template_name, options.tokenizer_path)
-    terminator = find_terminator(renderer, tokenizer, options.template_name)
-    make_probe(renderer, options.loss, options.template_name)
+    opened = open_template(options)
+    template, tokenizer = opened.text, opened.tokenizer
     parts, total = _parts(input_path)
     config = PartConfig(
         options=options,
@@ -135,12 +125,8 @@ def tokenize_conversations(
             on_progress(done["rows"], total, {"tokens": done["tokens"]})
         if on_example is not None and facts["has_example"] and not done["examples"]:
             done["examples"] += 1
-            example = storage.read_json(example_path(output_path, facts["index"]))
-            ids, mask = (
-                np.array(example[field], dtype=np.int32)
-                for field in ("input_ids", "assistant_masks")
-            )
-            on_example(example_text(Tokens(ids, mask), tokenizer, max_chars=_PREVIEW_CHARS))
+            _, tokens = read_example(output_path, facts["index"])
+            on_example(example_text(tokens, tokenizer, max_chars=_PREVIEW_CHARS))
 
     run = functools.partial(run_parts, make_worker, parts=parts, output_path=output_path)
     try:
@@ -157,7 +143,7 @@ def tokenize_conversations(
         all_facts = run(config, tasks=Tasks(num_processes=tasks.num_processes))
     if not all_facts:
         return {}
-    return _complete(config, all_facts, tokenizer, terminator)
+    return _complete(config, all_facts, tokenizer, opened.terminator)
 
 
 def _parts(input_path: str) -> tuple[list[Part], int | None]:
@@ -229,8 +215,9 @@ def _complete(
             write_split_ledger(storage.join(output_path, split), parts, config.metadata)
     results["baselines"] = count_baselines(output_path, tokenizer.id_limit)
     first = next(facts["index"] for facts in all_facts if facts["has_example"])
-    example = storage.read_json(example_path(output_path, first))
-    text = example.pop("text")
+    row, tokens = read_example(output_path, first)
+    text = example_text(tokens, tokenizer, use_color=False)
+    example = example_json(row, tokens, tokenizer)
     storage.write_bytes(storage.join(output_path, "first_example.txt"), text.encode("utf-8"))
     storage.write_json(storage.join(output_path, "first_example.json"), example, indent=None)
     identity = {
@@ -256,12 +243,14 @@ def _check(
     Refuse a source that would train nothing, or not what was meant.
     """
     options = config.options
+    roles = options.loss.train_roles
+    trained = "" if roles == ("assistant",) else f", and that they have turns of {', '.join(roles)}"
     refuse_if_too_many(
         refusals,
         num_rows,
         max_fraction=options.max_rejected_fraction,
         what=f"tokens of {config.input_path}",
-        advice=f"Check that the template {options.template_name!r} fits these conversations",
+        advice=f"Check that the template {options.template_name!r} fits these conversations{trained}",
     )
     kept = sum(split.num_rows for split in counts.values())
     trains_ends = options.loss.train_end_of_turn and "assistant" in options.loss.train_roles

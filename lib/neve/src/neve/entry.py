@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from neve.codec import readable
 from neve.options import (
     Options,
     check_accelerator,
@@ -77,7 +78,11 @@ def _run(steps: Steps, options: Options, description: str) -> int:
 
 def _show_plan(plan: Plan, options: Options) -> None:
     if options.json:
-        sys.stdout.write(json.dumps(plan_document(plan), indent=1) + "\n")
+        document = plan_document(plan)
+        for row, planned in zip(document["steps"], plan.rows, strict=True):
+            # A step in a config stands as its fingerprint.
+            row["config"] = readable(planned.identity.encoded.get("config"))
+        sys.stdout.write(Redactor().text(json.dumps(document, indent=1)) + "\n")
     else:
         from neve.display import Display  # the page of text is only for people
 
