@@ -37,7 +37,7 @@ def local_source(path: str) -> ImportLocalConfig:
         InputError: Nothing is there, it holds no file, or it can't be read.
     """
     source = Path(path.removeprefix("file://")).expanduser()
-    if not source.exists():
+    if not path or not source.exists():
         raise InputError(
             f"local source {path}: must be a file or a folder, got nothing there. Check the path; "
             f"relative ones start at {Path.cwd()}."

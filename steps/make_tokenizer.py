@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from neve.errors import InputError
@@ -83,6 +83,10 @@ class MakeTokenizerConfig:
                 f"tokenizer: vocab_size must be at least {smallest} (bytes and special tokens), "
                 f"got {self.vocab_size}. Raise it."
             )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("corpus", "qk_mult") and value < 1:
+                raise InputError(f"model: {field.name} must be 1 or more, got {value}. Raise it.")
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"model: num_heads must be a multiple of num_kv_heads, got {self.num_heads} "

@@ -4,7 +4,7 @@ Step: rows of a data set to shards of canonical conversations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from neve.step import unhashed
@@ -16,6 +16,7 @@ from neve_chat.schemas import ConversationSchema
 __all__ = [
     "ConversationSchema",
     "RowPolicies",
+    "RowsConfig",
     "TransformConversationsConfig",
     "read_dataset_info",
     "transform_conversations",
@@ -26,15 +27,13 @@ _MB = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformConversationsConfig:
+class RowsConfig:
     """
-    What to read and how to understand it.
+    Which rows of a source are read, and how they are understood.
     """
 
-    input: Any
-    """Folder or file with the rows: a path, an s3:// or gs:// URL, or a step that fetches them."""
-    schema: ConversationSchema = field(default_factory=ConversationSchema)
-    """Layout of the rows."""
+    schema: ConversationSchema = ConversationSchema()  # noqa: RUF009  frozen
+    """Columns, keys and role values of a conversation; kind "auto" finds them in the first rows."""
     files: tuple[str, ...] = (
         "**/*.parquet",
         "**/*.arrow",
@@ -42,28 +41,52 @@ class TransformConversationsConfig:
         "**/*.jsonl.gz",
         "**/*.jsonl.zst",
     )
-    """Globs of the files below input; `*` stays inside a folder, `**` crosses folders."""
+    """Globs of the source's files that are read; `*` stays inside a folder, `**` crosses folders."""
     subset: str = ""
     """Subset of a data set in a layout of the hub; empty: the only one; `*`: all."""
     split: str = ""
     """Split, such as train; empty: the only one, several are refused; `*`: all."""
     replacements: tuple[tuple[str, str], ...] = ()
-    """Pairs (old, new) applied in this order to the text and reasoning of every message."""
-    policies: RowPolicies = field(default_factory=RowPolicies)
+    """Pairs (old, new) applied in this order to the text and reasoning of every message, such as
+    think tags to the model's tokens."""
+    policies: RowPolicies = RowPolicies()  # noqa: RUF009  frozen
     """What happens to rows with faults: error, drop or keep for each."""
     max_rejected_fraction: float = 0.05
     """Share of refused rows above which the step fails, 0 to 1."""
-    num_processes: Any = field(default_factory=lambda: unhashed(None))
+
+    def check_rows(self, what: str) -> None:
+        """
+        Refuses what can be no choice of rows; `what` begins the error.
+
+        Raises:
+            ChatInputError: no files, or max_rejected_fraction is out of its range.
+        """
+        if not self.files:
+            raise ChatInputError(
+                f"{what}: files must hold one glob or more, got (). Leave it out for the usual ones."
+            )
+        if not 0 <= self.max_rejected_fraction <= 1:
+            raise ChatInputError(
+                f"{what}: max_rejected_fraction must be between 0 and 1, got "
+                f"{self.max_rejected_fraction}. 0.01 lets one row in a hundred be refused."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConversationsConfig(RowsConfig):
+    """
+    What to read and how to understand it.
+    """
+
+    input: Any
+    """Folder or file with the rows: a path, an s3:// or gs:// URL, or a step that fetches them."""
+    num_processes: Any = unhashed(None)  # noqa: RUF009  frozen
     """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
     layout: int = _LAYOUT
     """Form of the output; part of identity, so that outputs of an older form are made again."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_rejected_fraction <= 1:
-            raise ChatInputError(
-                "transform: max_rejected_fraction must be between 0 and 1, "
-                f"got {self.max_rejected_fraction}. Pass a share of the rows."
-            )
+        self.check_rows("transform")
         num_processes = getattr(self.num_processes, "value", self.num_processes)
         if num_processes is not None and num_processes < 1:
             raise ChatInputError(

@@ -15,7 +15,7 @@ from neve.errors import InputError, LeaseLostError
 
 from steps import _hub, _hub_upload, _model_card
 
-__all__ = ["UploadHfConfig", "check_place", "upload_hf"]
+__all__ = ["UploadHfConfig", "UploadSpec", "upload_hf"]
 
 CERTIFICATE = "certificate.json"
 
@@ -25,11 +25,9 @@ class UploadError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UploadHfConfig:
-    """What goes where."""
+class UploadSpec:
+    """A repository on the hub that a folder goes to."""
 
-    folder: Any
-    """Hugging Face folder: a path or a step."""
     repo: str
     """Owner and name; made if it isn't there."""
     branch: str = "main"
@@ -39,24 +37,24 @@ class UploadHfConfig:
     license: str | None = None
     """License of the model as the hub names it, such as apache-2.0; None: not stated."""
     overwrite: bool = False
-    """Replace files of these names that somebody else wrote."""
+    """Replace files of these names that somebody else wrote. Execution: a recipe wraps it in unhashed()."""
 
     def __post_init__(self) -> None:
-        check_place(self.repo, self.branch)
+        """Checks the names."""
+        for name, value, pattern, rule in (
+            ("repo", self.repo, r"[\w.-]+/[\w.-]+", "owner/name"),
+            ("branch", self.branch, r"(?![0-9a-f]{40}$)[\w.-]+(/[\w.-]+)*", "the name of a branch"),
+        ):
+            if not re.fullmatch(pattern, value):
+                raise InputError(f"upload: {name} must be {rule}, got {value!r}. Correct it.")
 
 
-def check_place(repo: str, branch: str) -> None:
-    """Refuse what can't be a repository or a branch.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UploadHfConfig(UploadSpec):
+    """What goes where."""
 
-    Raises:
-        InputError: It names the rule.
-    """
-    for name, value, pattern, rule in (
-        ("repo", repo, r"[\w.-]+/[\w.-]+", "owner/name"),
-        ("branch", branch, r"(?![0-9a-f]{40}$)[\w.-]+(/[\w.-]+)*", "the name of a branch"),
-    ):
-        if not re.fullmatch(pattern, value):
-            raise InputError(f"upload: {name} must be {rule}, got {value!r}. Correct it.")
+    folder: Any
+    """Hugging Face folder: a path or a step."""
 
 
 def upload_hf(config: UploadHfConfig, output_path: str) -> dict[str, Any]:

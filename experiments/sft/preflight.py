@@ -10,6 +10,7 @@ from typing import Any
 from neve import ExecutorStep, InputError, Options, make_plan, run_steps
 from neve.options import check_backend
 
+from experiments.sft.devices import check_devices
 from experiments.sft.sources import LocalModel
 from experiments.sft.spec import SFTSpec
 
@@ -55,9 +56,8 @@ def run_preflight(
     spec: SFTSpec,
     tokenizer: ExecutorStep,
     accelerator: str,
-    sizes: dict[str, int],
     options: Options,
-    is_all: bool = True,
+    is_all: bool,
 ) -> int:
     """Prints the report; returns 0 if the training fits, 2 if it doesn't, 1 if preflight failed.
 
@@ -67,7 +67,6 @@ def run_preflight(
         spec: The recipe.
         tokenizer: The model's light step, whose output has config.json.
         accelerator: Count and kind.
-        sizes: Mesh axis sizes on it.
         options: Execution options; with json the report is printed as JSON.
         is_all: Whether the report is all that was asked for; else it goes to stderr.
     """
@@ -80,7 +79,7 @@ def run_preflight(
         return code
     done = subprocess.run(
         [sys.executable, "-m", _PROGRAM],
-        input=json.dumps(_request(spec, folder, accelerator, sizes)),
+        input=json.dumps(_request(spec, folder, accelerator)),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode not in (0, 2):
@@ -111,12 +110,12 @@ def _model_folder(spec: SFTSpec, tokenizer: ExecutorStep, options: Options) -> t
     return row.output_path, code
 
 
-def _request(spec: SFTSpec, folder: str, accelerator: str, sizes: dict[str, int]) -> dict[str, Any]:
+def _request(spec: SFTSpec, folder: str, accelerator: str) -> dict[str, Any]:
     return {
         "name": spec.name,
         "model": folder,
         "accelerator": accelerator,
-        "mesh": sizes,
+        "mesh": check_devices(spec, accelerator),
         "seq_len": spec.seq_len,
         "batch_size": spec.batch_size,
         "per_device_batch_size": spec.per_device_batch_size,
