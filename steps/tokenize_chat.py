@@ -5,13 +5,14 @@ Step: canonical conversations to Levanter token caches with loss masks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from neve.step import unhashed
-from neve_chat.errors import ChatInputError
+from neve_chat.mixture_rules import TURN_POLICIES
 from neve_chat.spans import LossOptions
 from neve_chat.templates import ChatTemplate, check_generation_marks, load_template
+from neve_chat.tokenize_options import TokenizeOptions, TokensConfig
 
 __all__ = [
     "TURN_POLICIES",
@@ -23,69 +24,31 @@ __all__ = [
 ]
 
 _LAYOUT = 2
-_SPECIAL_TEXT = ("error", "drop", "keep", "escape")
-TURN_POLICIES = ("first_turns", "last_turns", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeChatConfig:
+class TokenizeChatConfig(TokensConfig):
     """
-    Conversations, tokenizer and template.
+    Conversations and tokenizer, and what bears on their tokens.
     """
 
     input: Any
     """Output of transform_conversations: a path, or that step."""
     tokenizer: Any
     """Folder with tokenizer.json and tokenizer_config.json: a path, or the step that fetches it."""
-    template: str
-    """Jinja text of the chat template, as load_template(...).text gives it; empty: the
-    tokenizer's own."""
     template_name: Any = "template"
     """What to call the template in messages; wrap it in unhashed(), only the text bears
     identity."""
-    validation_fraction: float = 0.0
-    """Share of the conversations held out for validation by the hash of their id, 0 to < 1."""
-    loss: LossOptions = LossOptions()  # noqa: RUF009  frozen
-    """What is trained: turns, roles, reasoning, ends of turns."""
-    special_text: str = "error"
-    """Text of special tokens in the data: error, drop, escape (it stays text) or keep (it becomes
-    the token)."""
-    allowed_special_text: tuple[str, ...] = ()
-    """Special tokens that the data holds on purpose, such as think tokens."""
-    max_tokens: int | None = None
-    """Tokens above which a conversation is shortened at turn borders; None: it never is."""
-    long_conversations: str = "first_turns"
-    """How it is shortened: first_turns, last_turns or windows."""
-    max_rejected_fraction: float = 0.05
-    """Share of refused conversations above which the step fails, 0 to 1."""
     num_processes: Any = unhashed(None)  # noqa: RUF009  frozen
     """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
     layout: int = _LAYOUT
     """Form of the output; part of identity, so that outputs of an older form are made again."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.template:
             name = str(getattr(self.template_name, "value", self.template_name))
             check_generation_marks(name, self.template)
-        if not 0 <= self.validation_fraction < 1:
-            raise ChatInputError(
-                "tokenize: validation_fraction must be at least 0 and below 1, "
-                f"got {self.validation_fraction}. Pass a share of the conversations."
-            )
-        if self.special_text not in _SPECIAL_TEXT:
-            raise ChatInputError(
-                f"tokenize: special_text must be one of {', '.join(_SPECIAL_TEXT)}, got "
-                f"{self.special_text!r}. Pass one of them."
-            )
-        if self.long_conversations not in TURN_POLICIES:
-            raise ChatInputError(
-                f"tokenize: long_conversations must be one of {', '.join(TURN_POLICIES)}, got "
-                f"{self.long_conversations!r}. Pass one of them."
-            )
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise ChatInputError(
-                f"tokenize: max_tokens must be 2 or more, got {self.max_tokens}. Raise it."
-            )
 
 
 def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any]:
@@ -103,25 +66,15 @@ def tokenize_chat(config: TokenizeChatConfig, output_path: str) -> dict[str, Any
     """
     from neve import progress
     from neve_chat.parts import Tasks
-    from neve_chat.tokenization import (
-        TokenizeOptions,
-        tokenize_conversations,
-    )  # lazy: tensorstore, tokenizers
+    from neve_chat.tokenization import tokenize_conversations  # lazy: tensorstore, tokenizers
 
     results = tokenize_conversations(
         input_path=str(config.input),
         output_path=output_path,
         options=TokenizeOptions(
             tokenizer_path=str(config.tokenizer),
-            template=config.template,
             template_name=str(config.template_name),
-            validation_fraction=config.validation_fraction,
-            loss=config.loss,
-            special_text=config.special_text,
-            allowed_special_text=config.allowed_special_text,
-            max_tokens=config.max_tokens,
-            long_conversations=config.long_conversations,
-            max_rejected_fraction=config.max_rejected_fraction,
+            **{field.name: getattr(config, field.name) for field in fields(TokensConfig)},
         ),
         tasks=Tasks.from_environment(getattr(config.num_processes, "value", config.num_processes)),
         on_progress=lambda done, total, facts: progress.report(done, total, "rows", **facts),

@@ -12,7 +12,7 @@ import numpy as np
 from neve_chat.cache_reader import CacheReader
 from neve_chat.errors import ChatInputError
 from neve_chat.mixing import seeded_generator
-from neve_chat.mixture_rules import RENDERED_POLICIES
+from neve_chat.mixture_rules import TURN_POLICIES
 
 __all__ = ["FittedRows", "fit_rows"]
 
@@ -117,7 +117,7 @@ def _too_long(
         f"got {int(is_long.sum()):,} of {len(lengths):,} that are longer, up to "
         f"{int(lengths.max()):,} (the first is row {first} with {int(lengths[first]):,})"
     )
-    if policy in RENDERED_POLICIES:
+    if policy in TURN_POLICIES:
         advice = f"Tokenize again with {policy} and this seq_len."
     else:
         advice = 'Raise seq_len or set long_conversations to "drop" or "truncate".'

@@ -13,16 +13,16 @@ __all__ = [
     "LONG_CONVERSATIONS",
     "MIXINGS",
     "PACKINGS",
-    "RENDERED_POLICIES",
+    "TURN_POLICIES",
     "check_mixture",
     "resolve_mixing",
 ]
 
 MIXINGS = ("concat", "weighted", "interleave_under", "interleave_over")
 PACKINGS = ("separate", "packed")
-RENDERED_POLICIES = ("first_turns", "last_turns", "windows")
+TURN_POLICIES = ("first_turns", "last_turns", "windows")
 """Rules for long conversations that the tokenize step carries out: its rows fit already."""
-LONG_CONVERSATIONS = ("drop", "truncate", "error", *RENDERED_POLICIES)
+LONG_CONVERSATIONS = ("drop", "truncate", "error", *TURN_POLICIES)
 
 
 def resolve_mixing(mixing: str | None, weights: Sequence[float | None]) -> str:

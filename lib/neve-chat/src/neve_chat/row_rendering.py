@@ -16,7 +16,7 @@ from neve_chat.special_text import SpecialText
 from neve_chat.tokens import ChatTokenizer
 
 if TYPE_CHECKING:
-    from neve_chat.tokenization import TokenizeOptions
+    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["RowRendering"]
 

@@ -21,7 +21,7 @@ from neve_chat.tokens import ChatTokenizer, Tokens
 from neve_chat.windows import Shortener
 
 if TYPE_CHECKING:
-    from neve_chat.tokenization import TokenizeOptions
+    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["OpenedTemplate", "RowTokens", "open_template"]
 

@@ -25,10 +25,10 @@ from typing import Any
 from neve_chat.encoded import text_pieces
 from neve_chat.errors import ChatInputError
 from neve_chat.render import Rendered
+from neve_chat.tokenize_options import SPECIAL_TEXT_POLICIES
 
-__all__ = ["POLICIES", "SpecialText"]
+__all__ = ["SpecialText"]
 
-POLICIES = ("error", "drop", "keep", "escape")
 _FIELDS = ("messages", "tools", "chat_template_kwargs")
 # Noncharacters of Unicode: never text, never white space, unchanged by JSON.
 _TAGS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
@@ -52,9 +52,9 @@ class SpecialText:
         Raises:
             ChatInputError: no such policy, or a marker that cannot be escaped.
         """
-        if policy not in POLICIES:
+        if policy not in SPECIAL_TEXT_POLICIES:
             raise ChatInputError(
-                f"policy for special tokens in text: must be one of {', '.join(POLICIES)}, got "
+                f"policy for special tokens in text: must be one of {', '.join(SPECIAL_TEXT_POLICIES)}, got "
                 f"{policy!r}. Pass error to see where they are."
             )
         every = sorted(set(special_texts) - {""}, key=len, reverse=True)

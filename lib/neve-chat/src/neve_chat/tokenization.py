@@ -12,7 +12,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from neve import storage
@@ -26,9 +25,9 @@ from neve_chat.preview import example_json, example_text
 from neve_chat.quarantine import Refusals, refuse_if_too_many
 from neve_chat.row_tokens import open_template
 from neve_chat.shards import list_shards
-from neve_chat.spans import LossOptions
 from neve_chat.statistics import SplitCounts
 from neve_chat.terminator import Terminator
+from neve_chat.tokenize_options import TokenizeOptions
 from neve_chat.tokenize_part import (
     EncoderDiffers,
     PartConfig,
@@ -43,36 +42,6 @@ __all__ = ["TokenizeOptions", "is_validation", "tokenize_conversations"]
 
 _PREVIEW_CHARS = 600
 SPLITS = ("train", "validation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizeOptions:
-    """
-    What bears on the tokens.
-    """
-
-    tokenizer_path: str
-    """Folder with tokenizer.json."""
-    template: str
-    """Jinja text of the chat template; empty: the tokenizer's own."""
-    template_name: str = "template"
-    """What to call the template in messages."""
-    validation_fraction: float = 0.0
-    """Share of the conversations that go to the validation split by the hash of their id, 0 to <
-    1."""
-    loss: LossOptions = LossOptions()  # noqa: RUF009  frozen
-    """What is trained of a conversation."""
-    special_text: str = "error"
-    """Text of special tokens in the data: error, drop, escape (it stays text) or keep (it becomes
-    the token)."""
-    allowed_special_text: tuple[str, ...] = ()
-    """Special tokens that the data holds on purpose, such as think tokens."""
-    max_tokens: int | None = None
-    """Tokens above which a conversation is shortened by long_conversations; None: it is not."""
-    long_conversations: str = "first_turns"
-    """How: first_turns, last_turns or windows."""
-    max_rejected_fraction: float = 0.05
-    """Share of refused conversations above which the whole is refused, 0 to 1."""
 
 
 def tokenize_conversations(

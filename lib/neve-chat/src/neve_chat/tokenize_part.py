@@ -27,7 +27,7 @@ from neve_chat.terminator import Terminator, find_terminator
 from neve_chat.tokens import ChatTokenizer, Tokens
 
 if TYPE_CHECKING:
-    from neve_chat.tokenization import TokenizeOptions
+    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["EncoderDiffers", "PartConfig", "is_validation", "make_worker", "read_example"]
 
