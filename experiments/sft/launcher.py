@@ -18,7 +18,7 @@ __all__ = ["SFTSteps", "run_sft_cli", "sft_steps"]
 def run_sft_cli(spec: SFTSpec, default_accelerator: str | None = None) -> None:
     """Runs a recipe from its command line and exits; `--spec.<field> VALUE` changes a field.
 
-    Exit codes: 0 done, 1 a step failed, 2 the input is wrong, 130 interrupted.
+    Exit codes: 0 done, 1 a step failed, 2 the input is wrong, 75 preempted, 130 interrupted.
     """
 
     def run() -> int:

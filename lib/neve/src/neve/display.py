@@ -149,10 +149,10 @@ class Display:
         """Show that a step failed; the details come with the summary."""
         self._end(row.name)
         self._failed.append(row.name)
-        if fact(failure, "kind") == "interrupted":
-            self._print(f"{say.paint('stopped', 'yellow', self._color)}   {row.name}")
-            return
         why = failure_reason(failure)
+        if fact(failure, "kind") == "interrupted":
+            self._print(f"{say.paint('stopped', 'yellow', self._color)}   {row.name}  {why}")
+            return
         self._print(f"{say.paint('failed', 'red', self._color)}    {row.name}  {why}")
 
     def summary(self, run: Any) -> None:

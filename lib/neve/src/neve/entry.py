@@ -43,7 +43,10 @@ def executor_main(
 
 
 def run_steps(steps: Steps, options: Options, description: str = "") -> int:
-    """Plan and run steps; return 0, 1 (a step failed), 2 (wrong input), 130 or 143 (stopped)."""
+    """Plan and run steps; return 0, 1 (a step failed), 2 (wrong input), 75, 130, 138 or 143 (stopped).
+
+    75: by SIGTERM or SIGUSR1, and a resumable step goes on from what it saved when run again.
+    """
     return exit_code_of(lambda: _run(steps, options, description))
 
 

@@ -13,12 +13,14 @@ from neve import records, storage
 from neve.attempt import TAIL_LINES
 from neve.backends.local import LocalBackend, Worker
 from neve.code import commit_facts
+from neve.errors import InputError
 from neve.plan import Plan, PlannedStep, state_home
 from neve.stepdoc import make_step_document
 from neve.worker import PREEMPTED_EXIT_CODE
 
 GRACE_SECONDS = 10.0
 RESUMABLE_GRACE_SECONDS = 120.0  # such a step saves what it did before it ends
+GRACE_VARIABLE = "NEVE_GRACE_SECONDS"
 _WAIT_SECONDS = 0.3
 PREEMPTION_LIMIT = 20
 
@@ -58,7 +60,7 @@ class RunSummary:
     blocked: list[str] = dataclasses.field(default_factory=list)
     """Names of steps that did not start because one before them failed."""
     exit_code: int = 0
-    """0, 1, 2 or 130."""
+    """0, 1, 2; stopped: 75 if a step can go on where it was and it wasn't Ctrl-C, else 128 + signal."""
 
 
 class Executor:
@@ -83,6 +85,8 @@ class Executor:
         self._backend = LocalBackend()
         self._commit: dict[str, Any] | None = None
         self._stopped: int | None = None
+        self._has_preempted = False
+        self._grace_seconds = _wanted_grace()
         self._kill_at = float("inf")
 
     def run(self) -> RunSummary:
@@ -101,7 +105,9 @@ class Executor:
             self.summary.statuses.setdefault(key, "PENDING")
         self.summary.seconds = time.monotonic() - began
         if self._stopped is not None:
-            self.summary.exit_code = 128 + self._stopped
+            is_preempted = self._has_preempted and self._stopped != signal.SIGINT
+            code = PREEMPTED_EXIT_CODE if is_preempted else 128 + self._stopped
+            self.summary.exit_code = code
         elif self.summary.failures:
             codes = {failure.exit_code for failure in self.summary.failures}
             self.summary.exit_code = 2 if codes == {2} else 1
@@ -180,6 +186,8 @@ class Executor:
     def _ended(self, worker: Worker, row: PlannedStep) -> None:
         last = worker.last_event or {}
         word = last.get("event")
+        # What it said, not how it ended: it may be told again while it ends.
+        is_preempted = last.get("kind") == "preempted"
         if word == "finished":
             record = records.read_record(state_home(row.identity, self.plan.prefix))
             self.display.finished(row, record)
@@ -191,8 +199,12 @@ class Executor:
         elif self._stopped is not None:
             self._mark_dead(worker, row)
             self.summary.statuses[row.fingerprint] = "INTERRUPTED"
-            self.display.failed(row, self._failure(worker, row, "interrupted", "interrupted"))
-        elif worker.exit_code == PREEMPTED_EXIT_CODE and self._may_retry(row):
+            why = last.get("why") if is_preempted else None
+            self._has_preempted |= is_preempted
+            self.display.failed(
+                row, self._failure(worker, row, why or "interrupted", "interrupted")
+            )
+        elif is_preempted and self._may_retry(row):
             row.action = "resume" if row.step.resumable else "run"
             self.display.message(row, f"{last.get('why') or 'preempted'} Starting it again.")
             self._ready.append(row.fingerprint)
@@ -282,16 +294,22 @@ class Executor:
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
-        """Stop the workers on the first SIGINT, SIGTERM or SIGUSR1, kill them on the second."""
+        """Stop the workers on the first SIGINT, SIGTERM or SIGUSR1, kill them on a second Ctrl-C.
+
+        SIGTERM and SIGUSR1 may come again: where a whole job is told to stop, several tell it.
+        """
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
 
         def stop(number: int, _frame: Any) -> None:
-            first = self._stopped is None
-            self._stopped = self._stopped or number
-            self._kill_at = time.monotonic() + self._grace() if first else 0.0
-            self._signal_all(signal.SIGTERM if first else signal.SIGKILL)
+            if self._stopped is None:
+                self._stopped = number
+                self._kill_at = time.monotonic() + self._grace()
+                self._signal_all(signal.SIGTERM)
+            elif number == signal.SIGINT:
+                self._kill_at = 0.0
+                self._signal_all(signal.SIGKILL)
 
         old_fd = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -305,12 +323,29 @@ class Executor:
                 signal.signal(number, handler)
 
     def _grace(self) -> float:
+        if self._grace_seconds is not None:
+            return self._grace_seconds
         saves = any(row.step.resumable for row in self._running.values())
         return RESUMABLE_GRACE_SECONDS if saves else GRACE_SECONDS
 
     def _signal_all(self, number: int) -> None:
         for worker in list(self._backend.workers.values()):
             self._backend.signal(worker, number)
+
+
+def _wanted_grace() -> float | None:
+    text = os.environ.get(GRACE_VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise InputError(
+            f"environment: {GRACE_VARIABLE} must be seconds, 0 or more, got {text!r}. Change it."
+        )
+    return seconds
 
 
 def _needs_devices(row: PlannedStep) -> bool:

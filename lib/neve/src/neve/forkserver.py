@@ -147,8 +147,8 @@ def signal_group(pid: int, number: int) -> None:
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # the executor decides, and tells
     ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,8 @@ _LIBRARIES = (
     "marin-levanter", "marin-haliax", "jax", "equinox", "optax", "tensorstore", "numpy",
     "transformers", "tokenizers", "fastokens", "datasets", "pyarrow", "zstandard",
 )  # fmt: skip
+
+_ending = threading.Event()
 
 
 class StepInterrupted(BaseException):
@@ -76,6 +79,7 @@ def run_step(
     started = time.time()
     try:
         record = _attempt(document, home, lease.attempt, commit)
+        _ending.set()
         record |= {"started_at": started, "seconds": time.time() - started}
         storage.write_json(records.neve_path(home, "record.json"), record, indent=None)
         code = {key: record["code"][key] for key in ("source_digest", "module_digest")}
@@ -87,7 +91,7 @@ def run_step(
         emit({"event": "failed", "why": str(error), "kind": "lease lost", "exit_code": 1})
         return leases.LOST_EXIT_CODE
     except BaseException as error:  # noqa: BLE001  the boundary: recorded, told, and turned into a code
-        return _record_failure(error, home, lease, emit)
+        return _record_failure(error, home, lease, emit, document["resumable"])
     finally:
         progress.set_sink(None)
 
@@ -213,13 +217,18 @@ def _libraries() -> dict[str, str]:
     return found
 
 
-def _record_failure(error: BaseException, home: str, lease: leases.Lease, emit: Emit) -> int:
+def _record_failure(
+    error: BaseException, home: str, lease: leases.Lease, emit: Emit, resumable: bool
+) -> int:
     """Write error.json, swap the state to FAILED and tell the supervisor; return the exit code."""
+    _ending.set()
     redactor = Redactor()
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     kind, code = "failed", 1
     if isinstance(error, (StepInterrupted, KeyboardInterrupt)):
         kind, code, why = "interrupted", INTERRUPTED_EXIT_CODE, "interrupted"
+        if resumable and isinstance(error, StepInterrupted) and str(error) != "SIGINT":
+            kind, code, why = "preempted", PREEMPTED_EXIT_CODE, f"received {error}; goes on later."
     elif isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
         code = code or 1
@@ -250,9 +259,14 @@ def _record_failure(error: BaseException, home: str, lease: leases.Lease, emit: 
 
 
 def interrupt_on_signals() -> None:
-    """Raise StepInterrupted in the main thread on the first SIGTERM, SIGUSR1 or SIGINT."""
+    """Raise StepInterrupted in the main thread on the first SIGTERM, SIGUSR1 or SIGINT.
+
+    Once the step's function has ended, they are passed over: what came of it is written down.
+    """
 
     def stop(number: int, _frame: Any) -> None:
+        if _ending.is_set():
+            return
         signal.signal(number, signal.SIG_IGN)
         raise StepInterrupted(signal.Signals(number).name)
 

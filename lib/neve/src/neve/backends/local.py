@@ -175,7 +175,10 @@ class LocalBackend:
 
     def _read_answers(self) -> None:
         assert self._socket is not None
-        data = self._socket.recv(1 << 16)
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""
         if not data:
             raise NeveError("fork server: must be running, got its end. Run again.")
         *lines, self._answers = (self._answers + data).split(b"\n")
