@@ -5,7 +5,7 @@ Canonical rows to text with the spans and cuts that a recipe's options ask for.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neve_chat.checks import RowRejected
 from neve_chat.encoded import Tokens
@@ -13,10 +13,8 @@ from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer, Rendered, TemplateRefusal, rendering_notes
 from neve_chat.spans import make_probe, select_spans
 from neve_chat.special_text import SpecialText
+from neve_chat.tokenize_options import TokenizeOptions
 from neve_chat.tokens import ChatTokenizer
-
-if TYPE_CHECKING:
-    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["RowRendering"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neve_chat.checks import RowRejected
 from neve_chat.render import ChatRenderer, Rendered
@@ -17,11 +17,9 @@ from neve_chat.spans import make_probe
 from neve_chat.template_check import check_template_fits
 from neve_chat.templates import check_generation_marks, tokenizer_template
 from neve_chat.terminator import Terminator, find_terminator
+from neve_chat.tokenize_options import TokenizeOptions
 from neve_chat.tokens import ChatTokenizer, Tokens
 from neve_chat.windows import Shortener
-
-if TYPE_CHECKING:
-    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["OpenedTemplate", "RowTokens", "open_template"]
 

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from neve import storage
@@ -24,10 +24,8 @@ from neve_chat.row_tokens import RowTokens
 from neve_chat.shards import read_shard
 from neve_chat.statistics import SplitCounts
 from neve_chat.terminator import Terminator, find_terminator
+from neve_chat.tokenize_options import TokenizeOptions
 from neve_chat.tokens import ChatTokenizer, Tokens
-
-if TYPE_CHECKING:
-    from neve_chat.tokenize_options import TokenizeOptions
 
 __all__ = ["EncoderDiffers", "PartConfig", "is_validation", "make_worker", "read_example"]
 
@@ -41,8 +39,8 @@ class PartConfig:
     What a worker needs to know; the same for all parts.
     """
 
-    options: Any
-    """TokenizeOptions."""
+    options: TokenizeOptions
+    """What bears on the tokens."""
     template: str
     """Jinja text, also where the tokenizer's own is used."""
     input_path: str
@@ -105,7 +103,7 @@ class _Worker:
     """
 
     def __init__(self, config: PartConfig) -> None:
-        options: TokenizeOptions = config.options
+        options = config.options
         self.config = config
         self.tokenizer = ChatTokenizer(
             options.tokenizer_path, encoder=config.encoder, num_threads=config.num_threads
