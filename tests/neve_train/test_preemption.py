@@ -1,5 +1,6 @@
 """Signals that announce an end are noted, in real processes and in this one."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -38,3 +39,28 @@ def test_other_threads_leave_signals_alone() -> None:
     thread.join()
 
     assert handlers == [signal.getsignal(number) for number in SIGNALS]
+
+
+class Described:
+    """Counts how often someone asks for its description, as arrays fetch their numbers for it."""
+
+    count = 0
+
+    def __repr__(self) -> str:
+        type(self).count += 1
+        return "described"
+
+
+def test_what_asyncio_returns_is_never_described() -> None:
+    async def restored() -> Described:
+        return Described()
+
+    with noting_signals(StopRequest()):
+        asyncio.run(restored())
+    assert Described.count == 0
+
+
+def test_interrupts_stay_what_they_are() -> None:
+    with noting_signals(StopRequest()), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -41,7 +41,7 @@ def noting_signals(request: StopRequest) -> Iterator[None]:
     """Notes SIGNALS in the request instead of ending; nothing is changed outside the main thread.
 
     Repeated ones are noted as well: where a whole job is told to stop, a process hears it from the
-    machine and from its executor. SIGKILL ends it at once.
+    machine and from its executor. SIGKILL ends it at once, SIGINT raises KeyboardInterrupt as ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,8 +51,18 @@ def noting_signals(request: StopRequest) -> Iterator[None]:
         request.reason = request.reason or f"received {signal.Signals(number).name}"
 
     before = {number: signal.signal(number, note) for number in SIGNALS}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """What Python does by itself. But where it does, asyncio.run puts its own handler in place, and
+    describes that, the task and the task's result in an error that nobody sees: after a checkpoint
+    was read, the numbers of every array, fetched from the devices.
+    """
+    signal.default_int_handler(number, frame)
