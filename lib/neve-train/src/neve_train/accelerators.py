@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
 from neve_train.errors import TrainInputError
 
-__all__ = ["ACCELERATORS", "USABLE_FRACTION", "Accelerator", "parse_accelerator"]
+__all__ = [
+    "ACCELERATORS",
+    "USABLE_FRACTION",
+    "Accelerator",
+    "memory_variables",
+    "parse_accelerator",
+    "usable_fraction",
+]
 
 GB = 10**9
 GIB = 2**30
 
 USABLE_FRACTION = 0.92
 """Share of the memory that a program may plan with; driver, collectives and gaps take the rest."""
+
+_FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""What jax takes as its share of a GPU, 0.75 where neither is set: name of today, and of before."""
+
+
+def usable_fraction() -> float:
+    """Returns the share of a device's memory that a program may plan with.
+
+    That is what the environment has jax take of a GPU, else USABLE_FRACTION.
+
+    Raises:
+        TrainInputError: The environment's isn't above 0 and at most 1.
+    """
+    for name in _FRACTION_VARIABLES:
+        if text := os.environ.get(name):
+            try:
+                fraction = float(text)
+            except ValueError:
+                fraction = 0.0
+            if not 0 < fraction <= 1:
+                raise TrainInputError(
+                    f"environment: {name} must be above 0 and at most 1, got {text!r}. Change it, or "
+                    f"remove it to use {USABLE_FRACTION}."
+                )
+            return fraction
+    return USABLE_FRACTION
+
+
+def memory_variables() -> dict[str, str]:
+    """Returns the variables that have jax take usable_fraction of a GPU; none where that is set.
+
+    They must be there before jax sees its devices. Other accelerators pass over them.
+    """
+    if any(os.environ.get(name) for name in _FRACTION_VARIABLES):
+        return {}
+    return {_FRACTION_VARIABLES[0]: str(USABLE_FRACTION)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +76,7 @@ class Accelerator:
     @property
     def usable_bytes(self) -> int | None:
         """Memory that a program may plan with."""
-        return None if self.memory_bytes is None else int(self.memory_bytes * USABLE_FRACTION)
+        return None if self.memory_bytes is None else int(self.memory_bytes * usable_fraction())
 
 
 # name: memory of one device, dense bfloat16 FLOP/s, devices of the usual machine.

@@ -29,6 +29,8 @@ class OptimizerConfig:
     """Added to the denominator, above 0."""
     weight_decay: float = 0.0
     """Decoupled weight decay, 0 or more; above 0 it also shrinks matrices that get no gradient."""
+    decay_also: tuple[str, ...] = ()
+    """Parts of names of tensors that decay beside those that do anyway, such as router_bias."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm, above 0; 0 switches it off."""
     warmup: float = 0.0
@@ -54,6 +56,11 @@ class OptimizerConfig:
             value = getattr(self, name)
             if not (is_inside and math.isfinite(value)):
                 raise TrainInputError(f"optimizer: {name} must be {rule}, got {value}. Change it.")
+        if isinstance(self.decay_also, str) or not all(self.decay_also):
+            raise TrainInputError(
+                "optimizer: decay_also must be a list of parts of names, got "
+                f"{self.decay_also!r}. Change it."
+            )
         if self.warmup > 1 and self.warmup != int(self.warmup):
             raise TrainInputError(
                 "optimizer: warmup must be below 1 or whole train steps, got "

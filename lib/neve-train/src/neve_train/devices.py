@@ -19,6 +19,8 @@ from levanter.tracker import NoopConfig
 from levanter.trainer import TrainerConfig
 from levanter.utils.mesh import MeshConfig
 
+from neve_train.accelerators import memory_variables
+
 __all__ = [
     "CacheCounts",
     "base_trainer_config",
@@ -97,7 +99,7 @@ def cache_counts() -> CacheCounts:
 
 
 def initialize(compilation_cache_dir: str | None = None) -> str:
-    """Sets jax's options once for this process: those of Levanter and a persistent cache.
+    """Sets jax's options once for this process: Levanter's, a persistent cache, a GPU's memory.
 
     Args:
         compilation_cache_dir: Folder for all versions and platforms; each has a folder of its own
@@ -109,6 +111,7 @@ def initialize(compilation_cache_dir: str | None = None) -> str:
     global _counter
     from levanter.trainer import DEFAULT_JAX_CONFIG
 
+    os.environ.update(memory_variables())  # before anything below asks for the devices
     for name, value in DEFAULT_JAX_CONFIG.items():
         jax.config.update(name, value)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")

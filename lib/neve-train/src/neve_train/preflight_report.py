@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neve_train.accelerators import USABLE_FRACTION
+from neve_train.accelerators import usable_fraction
 from neve_train.preflight_fit import Planned, gigabytes, reasons_against, would_fit
 from neve_train.preflight_memory import flops_per_token
 
@@ -146,7 +146,7 @@ def report_text(report: Mapping[str, Any]) -> str:
     if memory["usable"] is not None:
         lines.append(
             f"    {'can be used':<32} {gigabytes(memory['usable']):>10}  "
-            f"{USABLE_FRACTION:.0%} of {gigabytes(memory['capacity'])}"
+            f"{usable_fraction():.0%} of {gigabytes(memory['capacity'])}"
         )
     lines += ["", *_context_lines(report), "", *_verdict(report)]
     return "\n".join(lines)
