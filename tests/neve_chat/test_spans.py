@@ -249,6 +249,45 @@ def test_options_combine() -> None:
     assert trained("chatml", TURNS, train_reasoning=False, **options) == ["a2<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("options", "spans"),
+    [
+        ({}, ["a2<|im_end|>\n"]),
+        ({"train_turns": "last"}, ["a2<|im_end|>\n"]),
+        ({"train_roles": ("user", "assistant"), "train_end_of_turn": False}, ["q", "q2", "a2"]),
+    ],
+)
+def test_turns_of_weight_zero_are_not_trained(options: dict[str, Any], spans: list[str]) -> None:
+    """
+    What the data's author took out of the loss stays out, whatever else is trained.
+    """
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a1", "weight": 0},
+        {"role": "user", "content": "q2"},
+        {"role": "assistant", "content": "a2"},
+    ]
+
+    assert [text.removesuffix("\n") for text in trained("chatml", turns, **options)] == [
+        text.removesuffix("\n") for text in spans
+    ]
+
+
+def test_weights_that_cannot_be_placed_are_refused() -> None:
+    """
+    A template that doesn't give each of the assistant's turns one block can't leave one out.
+    """
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a1", "weight": 0},
+        {"role": "assistant", "content": "a2"},
+    ]
+    joined = "{% generation %}{{ messages | map(attribute='content') | join }}{% endgeneration %}"
+
+    with pytest.raises(RowRejected, match=r"turn weights: 2 turns .* as 1 trained stretches"):
+        trained(joined, turns)
+
+
 def test_roles_are_accepted_as_the_data_writes_them() -> None:
     """
     A raw name means the canonical role that the schema gives it.

@@ -156,3 +156,30 @@ def test_windows_lose_only_what_they_count(
     assert trained == "".join(f"{answer}<|im_end|>" for _, answer in fits)
     assert all(len(tokens.ids) <= limit for _, tokens in pieces)
     assert bench.shortener.notes["turns dropped, longer than a row"] == len(pairs) - len(fits)
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"), [("first_turns", 10), ("last_turns", 10), ("windows", 20)]
+)
+def test_the_work_is_in_proportion_to_what_fits(
+    tokenizer_path: str, policy: str, most: int
+) -> None:
+    """
+    Ten thousand turns: what is tokenized on the way is a few times what comes out, not its square.
+    """
+    row = conversation(*[("q", "a")] * 5_000)
+    bench = Bench(tokenizer_path, policy, 400)
+    num_tokenized = 0
+
+    def tokenize(piece: dict[str, Any]) -> Tokens:
+        nonlocal num_tokenized
+        tokens = bench.tokenize(piece)
+        num_tokenized += len(tokens.ids)
+        return tokens
+
+    shortener = Shortener(policy, 400, tokenize, lambda piece: len(piece["messages"]) // 2)
+
+    pieces = shortener.shorten(row)
+
+    assert pieces
+    assert num_tokenized <= most * sum(len(tokens.ids) for _, tokens in pieces)

@@ -145,9 +145,10 @@ class RowAdapter:
         raw_role = turn.get(schema.role_key)
         if role is None:
             if raw_role is None:
+                problem = "null under the" if schema.role_key in turn else "no"
                 raise RowRejected(
                     "malformed turn",
-                    f"{where} has no key {schema.role_key!r}; it has {', '.join(turn)}",
+                    f"{where} has {problem} key {schema.role_key!r}; it has {', '.join(turn)}",
                 )
             role = self._roles.get(str(raw_role))
             if role is None:
@@ -162,12 +163,14 @@ class RowAdapter:
         ):
             message["content"] = content  # most turns: the role, a text and nothing more
             return message
-        calls = turn.get("tool_calls")
+        calls = turn.get("tool_calls") or turn.get("function_call")  # the key of older APIs
         if role == "assistant" and raw_role in schema.function_call:
             content, calls = None, content
         message["content"] = _reply(content) if role == "tool" else text_of(content, where)
         if role == "assistant":
             self._take_reasoning(turn, message, faults.notes)
+            if turn.get("weight") == 0:
+                message["weight"] = 0
         if isinstance(turn.get("name"), str) and turn["name"]:
             message["name"] = turn["name"]
         if role == "assistant" and calls:

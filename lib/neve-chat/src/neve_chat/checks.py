@@ -40,6 +40,11 @@ completions |
 | content with parts that are not text | dropped: content is not text |
 | tool calls that name no function | dropped: bad tool calls |
 | channel or recipient that harmony doesn't know | dropped: unknown channel / unknown recipient |
+| assistant turn with function_call, the key of older APIs | read as its tool call |
+| assistant turn with the weight 0 | kept, not trained |
+| one list for each key of a turn instead of a list of turns | read as the turns |
+| a number that is NaN, infinite or an integer beyond 64 bits; a lone surrogate; more than 250 levels \
+| dropped: not writable as JSON |
 | tools, template kwargs or system column of the wrong form | dropped: bad tools / bad template \
 kwargs / bad system text |
 

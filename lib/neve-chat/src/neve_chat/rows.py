@@ -23,6 +23,7 @@ import zstandard
 from neve import storage
 
 from neve_chat.errors import ChatInputError
+from neve_chat.exact_json import holds_huge_number
 from neve_chat.input_files import (
     COLUMNAR_SUFFIXES,
     LINE_SUFFIXES,
@@ -34,12 +35,14 @@ from neve_chat.zstd import open_zstd
 __all__ = ["Columns", "Piece", "SourceRow", "read_rows"]
 
 _READ_BYTES = 1 << 20
+_SHOWN_BYTES = 80
 _BETWEEN_ITEMS = re.compile(r"[ \t\r\n,]*")
 _BETWEEN_VALUES = re.compile(r"[ \t\r\n]*")
 _DAMAGE = (
     EOFError,
     UnicodeError,
     json.JSONDecodeError,
+    RecursionError,
     zlib.error,
     gzip.BadGzipFile,
     zstandard.ZstdError,
@@ -137,6 +140,8 @@ def _values(
             if not line.isspace():
                 yield f"{name}@{offset}", *_parse_line(line)
         return
+    if suffix.endswith((".gz", ".zst")) and not piece.file.num_bytes:
+        raise EOFError("an empty file, which is no compressed one")
     stream = _decompressed(_Counted(raw, on_bytes) if on_bytes is not None else raw, suffix)
     if suffix in LINE_SUFFIXES:
         values = (_parse_line(line) for line in stream if not line.isspace())
@@ -192,13 +197,19 @@ def _decompressed(raw: Any, suffix: str) -> io.BufferedReader:
 
 def _parse_line(line: bytes) -> tuple[Any, str]:
     try:
-        return orjson.loads(line), ""
+        value = orjson.loads(line)
+        if not holds_huge_number(value):
+            return value, ""
     except ValueError:
         pass
-    try:  # the standard parser also takes NaN and lone surrogates, which orjson refuses
+    # The standard parser also takes NaN, lone surrogates, and integers beyond 64 bits as they are.
+    try:
         return json.loads(line), ""
     except ValueError as error:
-        return None, f"not JSON: {error}"
+        problem = f"not JSON: {error}"
+    except RecursionError:
+        problem = "nested too deeply"
+    return None, f"{problem}; it begins {line[:_SHOWN_BYTES].decode(errors='replace')!r}"
 
 
 def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:

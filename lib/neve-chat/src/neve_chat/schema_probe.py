@@ -118,7 +118,12 @@ def schema_advice(adapter: RowAdapter, rows: Sequence[Mapping[str, Any]]) -> str
         return report
     values, known = ColumnValues(rows), adapter.schema.role_map()
     columns = "; ".join(values.describe(column, known) for column in values.values)
-    fitting = [proposal.schema.expression() for proposal in propose_schemas(rows)]
+    fitting = [
+        proposal.schema.expression()
+        for proposal in propose_schemas(rows)
+        if proposal.schema.required_columns() != adapter.schema.required_columns()
+        or proposal.schema.role_map() != known
+    ]
     advice = f"{report}. Columns: {columns or 'none'}"
     return f"{advice}. What fits: {' or '.join(fitting)}" if fitting else advice
 

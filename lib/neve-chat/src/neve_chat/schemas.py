@@ -1,8 +1,9 @@
 """
 Where a conversation stands in a row, and how it becomes canonical messages.
 
-A canonical message is a dict with the keys role, content, reasoning_content, name, tool_calls and
-tool_call_id in this order; all but role and content only where the row has them. Roles are system,
+A canonical message is a dict with the keys role, content, reasoning_content, weight, name, tool_calls
+and tool_call_id in this order; all but role and content only where the row has them, weight only where
+it is 0: an assistant's turn that is not trained. Roles are system,
 user, assistant and tool. A tool call is {id?, type, function: {name, arguments: object}}.
 
 | kind | columns (defaults) |

@@ -187,12 +187,17 @@ def select_spans(
         options: what is trained.
         probe: facts about the template, of `make_probe`.
 
+    An assistant's turn with the weight 0 is not trained, whatever the options.
+
     Raises:
         RowRejected: a turn can't be found in the text exactly.
     """
-    if options.is_default:
+    is_weighted = any("weight" in message for message in row["messages"])
+    if options.is_default and not is_weighted:
         return rendered
     text, spans = rendered.text, list(rendered.spans)
+    if is_weighted:
+        spans = _weighted(spans, row["messages"])
     if "assistant" not in options.train_roles:
         spans = []
     if set(options.train_roles) != {"assistant"}:
@@ -213,6 +218,19 @@ def select_spans(
             for start, end in spans
         ]
     return dataclasses.replace(rendered, spans=tuple((a, b) for a, b in spans if a < b))
+
+
+def _weighted(
+    spans: list[tuple[int, int]], messages: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int]]:
+    weights = [m.get("weight", 1) for m in messages if m["role"] == "assistant"]
+    if len(weights) != len(spans):
+        raise RowRejected(
+            "turn weights",
+            f"{len(weights)} turns of the assistant, of which some have the weight 0, are rendered "
+            f"as {len(spans)} trained stretches",
+        )
+    return [span for span, weight in zip(spans, weights, strict=True) if weight]
 
 
 def _reasonings(rendered: Rendered, messages: Sequence[Mapping[str, Any]]) -> dict[int, str]:

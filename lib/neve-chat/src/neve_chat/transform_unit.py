@@ -5,17 +5,16 @@ One unit of input to its shards. Runs in any process, on any machine.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from neve import storage
 
 from neve_chat.adapt import Conversation, RowAdapter
 from neve_chat.checks import RowPolicies, RowRejected
 from neve_chat.duplicates import DIGEST_BYTES, digests_path
+from neve_chat.exact_json import dumps
 from neve_chat.input_files import InputFile
 from neve_chat.parts import Part, write_facts
 from neve_chat.pool import advance
@@ -109,18 +108,18 @@ def _output_line(
     """
     The row's line, and the digest of the whole conversation for finding duplicates.
     """
-    messages = _dumps(conversation.messages)
+    messages = dumps(conversation.messages)
     digest = hashlib.sha256(messages)
     row_id = conversation.source_id or digest.hexdigest()
     if replacements and _replace(conversation.messages, replacements):
-        messages = _dumps(conversation.messages)
-    parts = [b'{"id":', _dumps(row_id), b',"messages":', messages]
+        messages = dumps(conversation.messages)
+    parts = [b'{"id":', dumps(row_id), b',"messages":', messages]
     more = {"tools": conversation.tools, "chat_template_kwargs": conversation.template_kwargs}
     for key, value in more.items():
         if value:
-            parts += [b',"', key.encode(), b'":', _dumps(value)]
+            parts += [b',"', key.encode(), b'":', dumps(value)]
             digest.update(b"".join(parts[-3:]))
-    parts += [b',"source":', _dumps(row.place), b"}"]
+    parts += [b',"source":', dumps(row.place), b"}"]
     return b"".join(parts), digest.digest()[:DIGEST_BYTES]
 
 
@@ -138,14 +137,3 @@ def _replace(messages: list[dict[str, Any]], replacements: tuple[tuple[str, str]
                 has_changed = has_changed or text != message[key]
                 message[key] = text
     return has_changed
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # integers over 64 bits, lone surrogates, types that JSON doesn't have
-        pass
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    except (TypeError, ValueError) as error:
-        raise RowRejected("not writable as JSON", str(error)) from error

@@ -53,11 +53,28 @@ def read_turns(
 def _listed_turns(value: Any, schema: ConversationSchema, faults: RowFaults) -> Turns:
     if isinstance(value, str):
         value = parse_json(value, "empty conversation", schema.conversation_column)
+    if isinstance(value, Mapping):
+        value = _transposed(value, schema)
     if not isinstance(value, list) or not value:
         raise RowRejected("empty conversation", f"{schema.conversation_column!r} holds no turns")
     if schema.kind == "harmony":
         return merge_channels(value, schema, faults)
     return [(None, turn) for turn in value]
+
+
+def _transposed(value: Mapping[str, Any], schema: ConversationSchema) -> Any:
+    """
+    Turns from one list for each key, which is how some data sets store a sequence of objects.
+    """
+    lists = [items for items in value.values() if items is not None]
+    is_lists = all(isinstance(items, list) for items in lists)
+    if schema.role_key not in value or not is_lists or len({len(items) for items in lists}) != 1:
+        raise RowRejected(
+            "malformed turn",
+            f"{schema.conversation_column!r} must hold a list of turns, got {short(value)}",
+        )
+    keys = [key for key, items in value.items() if items is not None]
+    return [dict(zip(keys, items, strict=True)) for items in zip(*lists, strict=True)]
 
 
 def _prompt_turns(value_of: Any, schema: ConversationSchema) -> Turns:

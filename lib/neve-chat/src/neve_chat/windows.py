@@ -22,9 +22,7 @@ import numpy as np
 
 from neve_chat.tokens import Tokens
 
-__all__ = ["TURN_POLICIES", "Shortener"]
-
-TURN_POLICIES = ("first_turns", "last_turns", "windows")
+__all__ = ["Shortener"]
 
 Message = dict[str, Any]
 
@@ -43,7 +41,7 @@ class Shortener:
     ) -> None:
         """
         Args:
-            policy: one of TURN_POLICIES.
+            policy: first_turns, last_turns or windows.
             max_tokens: tokens that a piece may have, >= 1.
             tokenize: a row -> its tokens.
             count_spans: a row -> the number of its trained stretches.
@@ -70,13 +68,13 @@ class Shortener:
     def _first_turns(self, row: dict[str, Any]) -> list[tuple[dict[str, Any], Tokens]]:
         messages = row["messages"]
         ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-        best = self._longest(row, [messages[:end] for end in ends])
+        best = self._longest(row, len(ends), lambda index: messages[: ends[index]])
         return [best[1]] if best else []
 
     def _last_turns(self, row: dict[str, Any]) -> list[tuple[dict[str, Any], Tokens]]:
         system, turns = _turns(row["messages"])
-        choices = [[*system, *_flat(turns[first:])] for first in range(len(turns) - 1, 0, -1)]
-        best = self._longest(row, choices)
+        last = len(turns) - 1
+        best = self._longest(row, last, lambda index: [*system, *_flat(turns[last - index :])])
         return [best[1]] if best else []
 
     def _windows(self, row: dict[str, Any]) -> list[tuple[dict[str, Any], Tokens]]:
@@ -86,10 +84,7 @@ class Shortener:
         while done < len(turns):
             found = None
             for first in dict.fromkeys((max(0, done - 1), done)):
-                choices = [
-                    [*system, *_flat(turns[first:end])] for end in range(done + 1, len(turns) + 1)
-                ]
-                found = self._longest(row, choices)
+                found = self._window(row, system, turns[first:], done - first)
                 if found:
                     break
             if not found:
@@ -114,25 +109,41 @@ class Shortener:
         mask[: starts[num_seen] if num_seen < len(starts) else None] = 0
         return Tokens(tokens.ids, mask)
 
-    def _longest(
-        self, row: dict[str, Any], choices: Sequence[list[Message]]
+    def _window(
+        self,
+        row: dict[str, Any],
+        system: list[Message],
+        turns: Sequence[list[Message]],
+        num_seen: int,
     ) -> tuple[int, tuple[dict[str, Any], Tokens]] | None:
         """
-        The last choice that fits; every choice is longer than the one before it.
+        The longest piece from the first of these turns on, with one turn that wasn't seen or more.
         """
-        low, high, best = 0, len(choices), None
-        # Characters tell about where the border is; the tokens decide.
-        sizes = [sum(len(str(message)) for message in choice) for choice in choices]
-        middle = sum(size < 3 * self._max_tokens for size in sizes) - 1
+        return self._longest(
+            row,
+            len(turns) - num_seen,
+            lambda index: [*system, *_flat(turns[: num_seen + index + 1])],
+        )
+
+    def _longest(
+        self, row: dict[str, Any], num_choices: int, choice: Callable[[int], list[Message]]
+    ) -> tuple[int, tuple[dict[str, Any], Tokens]] | None:
+        """
+        The last choice that fits, with its number; every choice is longer than the one before it.
+
+        Doubles from the shortest one and then halves, so that what is tokenized is in proportion to
+        what fits, however long the conversation is.
+        """
+        low, high, best = 0, num_choices, None
+        is_doubling, middle = True, 0
         while low < high:
-            middle = min(max(middle, low), high - 1)
-            piece = {**row, "messages": choices[middle]}
+            piece = {**row, "messages": choice(middle)}
             tokens = self._tokenize(piece)
             if len(tokens.ids) <= self._max_tokens:
                 best, low = (middle, (piece, tokens)), middle + 1
             else:
-                high = middle
-            middle = (low + high) // 2
+                high, is_doubling = middle, False
+            middle = min(2 * low, high - 1) if is_doubling else (low + high) // 2
         return best
 
 
