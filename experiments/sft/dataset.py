@@ -42,6 +42,11 @@ class DatasetSpec(RowsConfig):
         """Checks name and threshold; the mixture's numbers are checked with the other data sets."""
         if not self.name:
             raise InputError("dataset: name must not be empty, got ''. Give it a short name.")
+        if not isinstance(self.source, DataSource | TokenCache):
+            raise InputError(
+                f"dataset {self.name!r}: source must say where the rows are, got {self.source!r}. "
+                "Write for example LocalData(path=...)."
+            )
         self.check_rows(f"dataset {self.name!r}")
         if isinstance(self.source, TokenCache):
             refuse_unused_fields(self)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from neve import InputError
 
 from experiments.sft.cache_source import TokenCache
+from experiments.sft.dataset import DatasetSpec
+from experiments.sft.sources import ModelSource, TrainedModel
 from steps.mix_datasets import LONG_CONVERSATIONS, PACKINGS, check_mixture
 from steps.tokenize_chat import TURN_POLICIES, LossOptions
 
@@ -63,8 +65,17 @@ def check_spec(spec: "SFTSpec") -> None:
 def _check_names(spec: "SFTSpec", what: str) -> None:
     if not spec.name:
         raise InputError("spec: name must not be empty, got ''. Give it a short name.")
-    if not spec.datasets:
-        raise InputError(f"{what}: datasets must not be empty, got (). Add one.")
+    if not isinstance(spec.model, ModelSource | TrainedModel):
+        raise InputError(
+            f"{what}: model must be a source of one, got {spec.model!r}. "
+            "Write for example HubModel(repo=..., revision=...)."
+        )
+    found = spec.datasets if isinstance(spec.datasets, tuple) else ()
+    if not found or not all(isinstance(dataset, DatasetSpec) for dataset in found):
+        raise InputError(
+            f"{what}: datasets must be a tuple of one or more DatasetSpec, got {spec.datasets!r:.80}. "
+            "Write (DatasetSpec(...),)."
+        )
     names = [dataset.name for dataset in spec.datasets]
     if len(set(names)) < len(names):
         raise InputError(f"{what}: dataset names must differ, got {', '.join(names)}. Rename one.")

@@ -147,6 +147,24 @@ def test_numbers_of_a_recipe_have_their_type(fields: dict[str, Any]) -> None:
         dataclasses.replace(SPEC, **fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"model": "org/name"}, "model must be a source of one, got 'org/name'"),
+        ({"datasets": ()}, "datasets must be a tuple of one or more DatasetSpec"),
+        ({"datasets": SPEC.datasets[0]}, "datasets must be a tuple of one or more DatasetSpec"),
+        ({"datasets": ("chats",)}, "datasets must be a tuple of one or more DatasetSpec"),
+    ],
+)
+def test_a_recipe_names_a_source_where_one_belongs(fields: dict[str, Any], rule: str) -> None:
+    """A repository's name or a missing comma is told, not found by a traceback."""
+    with pytest.raises(InputError, match=rule):
+        dataclasses.replace(SPEC, **fields)
+
+    with pytest.raises(InputError, match=r"source must say where the rows are, got 'a\.jsonl'"):
+        dataclasses.replace(SPEC.datasets[0], source="a.jsonl")
+
+
 def test_help_names_every_field(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
