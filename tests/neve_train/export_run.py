@@ -168,12 +168,17 @@ def sampled(folder: Path) -> Any:
     first = generate(base, base, base, prompts, end_ids, 12)
     forced_end = first[0].ids[0]
     short = generate(base, base, base, prompts, [forced_end], 12)
+    second_end = first[1].ids[2]
+    either = generate(base, base, base, prompts, [forced_end, second_end], 12)
     _save(folder / "tokenizer", folder / "natively", weights=folder / "base")
     native = generate(str(folder / "natively"), base, base, prompts, end_ids, 12)
     return {
         "plain": plain,
         "forced": {"num_stopped": sum(answer.has_stopped for answer in short)},
         "forced_ids": [list(answer.ids) for answer in short],
+        "either_ids": [list(answer.ids) for answer in either],
+        "either_stopped": [answer.has_stopped for answer in either],
+        "ends": [forced_end, second_end],
         "first_ids": [list(answer.ids) for answer in first],
         "native_ids": [list(answer.ids) for answer in native],
     }

@@ -42,8 +42,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def stopped(folder: Path) -> Any:
-    """Told to stop after train step 4, goes on in the same process; a batch that changed is refused."""
-    from neve_train.errors import PreemptedError, TrainInputError
+    """Told to stop after train step 4, goes on in the same process; what changed is refused."""
+    from neve_train.errors import CheckpointError, PreemptedError, TrainInputError
     from neve_train.training import Callbacks, train
 
     output_path = folder / "told"
@@ -70,10 +70,26 @@ def stopped(folder: Path) -> Any:
     shutil.copytree(output_path, folder / "told-cold")
     other = train_config(folder, plan="plan-small-batch")
     mix(folder, "plan-small-batch", batch_size=2)
+    changes = {"batch": dataclasses.replace(other, batch_size=2)}
+    optimizer = dataclasses.replace(other.optimizer, learning_rate=1e-3)
+    changes["rate"] = dataclasses.replace(train_config(folder), optimizer=optimizer)
+    for name, config in changes.items():
+        try:
+            train(config, str(output_path))
+        except TrainInputError as error:
+            result[f"changed_{name}"] = str(error)
+    disagreeing = folder / "told-disagreeing"
+    shutil.copytree(output_path, disagreeing)
+    metadata = disagreeing / "checkpoints" / "step-3" / "metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"step": 5}))
     try:
-        train(dataclasses.replace(other, batch_size=2), str(output_path))
-    except TrainInputError as error:
-        result["changed"] = str(error)
+        train(train_config(folder), str(disagreeing))
+    except CheckpointError as error:
+        result["disagreeing"] = str(error)
+    lines = (output_path / "loss.jsonl").read_text().splitlines()
+    cut = "\n".join([*lines[:2], lines[2][:20], *lines[3:]])
+    (output_path / "loss.jsonl").write_text(cut)
+    (folder / "told-cold" / "loss.jsonl").write_text("\n".join(lines) + "\n")
     result["resumed"] = train(
         train_config(folder), str(output_path), Callbacks(on_message=messages.append)
     )
@@ -215,6 +231,17 @@ def diverged(folder: Path) -> Any:
     (kept,) = output_path.glob("diverged-step-*.json")
     result["kept"] = [kept.name, json.loads(kept.read_text())]
     result["checkpoints"] = (output_path / "checkpoints").exists()
+    often = dataclasses.replace(
+        config.execution, eval_every_train_steps=1, checkpoint_every_train_steps=1
+    )
+    ruined = folder / "ruined"
+    try:
+        # Beyond float32: the weights after the first update are no numbers.
+        infinite = dataclasses.replace(broken, optimizer=OptimizerConfig(learning_rate=1e39))
+        train(dataclasses.replace(infinite, execution=often), str(ruined))
+    except DivergedError as error:
+        result["ruined"] = str(error)
+    result["ruined_checkpoints"] = (ruined / "checkpoints").exists()
     execution = dataclasses.replace(config.execution, trackers=("tensorboard",))
     try:
         train(dataclasses.replace(config, execution=execution), str(folder / "tracked"))

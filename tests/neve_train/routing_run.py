@@ -6,9 +6,11 @@ python routing_run.py prints one JSON line.
 import dataclasses
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -30,9 +32,14 @@ from levanter.models.snowball import (
     _token_spec,
     long_attention_layer_mask,
 )
+from neve_chat.cache import TreeCacheWriter
+from neve_chat.cache_reader import CacheReader
+from neve_chat.row_plan import SEGMENT, RowPlan
 from neve_train import devices
+from neve_train.evaluation import HeldOutLoss
 from neve_train.losses import LossSums, loss_sums
 from neve_train.model import NeveSnowballConfig
+from neve_train.planned_rows import PlannedRows
 
 NUM_LAYERS, NUM_EXPERTS, EXPERTS_PER_TOKEN, EXPERT_SHARDS, BATCH = 3, 16, 4, 4, 8
 Z_LOSS = 1e-3
@@ -269,10 +276,51 @@ def padding_and_drops() -> dict[str, Any]:
         "dropping": facts(dropping),
         "dropping_assignments": int(real.sum()) * EXPERTS_PER_TOKEN * NUM_LAYERS,
         "counted": count_dropped(chosen, real, TIGHT.capacity_factor),
+        "types": sorted({str(count.dtype) for count in dropping.facts.values()}),
         "is_finite": [bool(padded_finite), bool(dropping_finite)],
         "loss_sums": [float(dropping.loss_sum), float(other.loss_sum)],
         "other_padding": facts(other),
     }
+
+
+def held_out() -> dict[str, Any]:
+    """Held-out loss of two sets that end within a batch, against sums of whole batches by hand."""
+    size, lengths = 256, (200, 90, 256, 120, 180)
+    rng = np.random.default_rng(2)
+    rows = [[[rng.integers(1, 512, length)] for length in lengths] for _ in range(2)]
+    config = devices.base_trainer_config(
+        MESHES["experts"],
+        train_batch_size=BATCH,
+        per_device_eval_parallelism=BATCH // EXPERT_SHARDS,
+        mp=devices.policy("f32"),
+    )
+    with tempfile.TemporaryDirectory() as folder, on("experts"):
+        (model,) = build(TIGHT)
+        Pos = model.Pos.resize(size)
+        sets = []
+        for name, mine in zip("ab", rows, strict=True):
+            path = f"{folder}/{name}"
+            with TreeCacheWriter(
+                path, scratch=Path(folder) / "scratch", preprocessor_metadata={}
+            ) as writer:
+                for (ids,) in mine:
+                    writer.append(ids.astype(np.int32), np.ones(len(ids), np.int32))
+            segments = np.zeros(len(mine), SEGMENT)
+            segments["row"], segments["length"] = np.arange(len(mine)), lengths
+            plan = RowPlan(segments, np.arange(1, len(mine) + 1))
+            sets.append((PlannedRows(plan, [CacheReader(path)], Pos), [name]))
+        found = {str(limit): HeldOutLoss(config, sets, limit)(model) for limit in (None, 3)}
+        by_hand = {}
+        for limit in (None, 3):
+            used = [row for mine in rows for row in mine[:limit]]
+            used += [[] for _ in range(-len(used) % BATCH)]
+            sums = [
+                train_sums(model, batch(used[start : start + BATCH], size))[0]
+                for start in range(0, len(used), BATCH)
+            ]
+            total = sum(float(part.loss_sum) for part in sums)
+            by_hand[str(limit)] = total / sum(float(part.weight_sum) for part in sums)
+    return {"found": found, "by_hand": by_hand}
 
 
 def trees() -> dict[str, Any]:
@@ -298,7 +346,7 @@ def trees() -> dict[str, Any]:
 if __name__ == "__main__":
     started = time.monotonic()
     result: dict[str, Any] = {}
-    for part in (trees, apart_and_together, padding_and_drops):
+    for part in (trees, apart_and_together, padding_and_drops, held_out):
         result |= {part.__name__: part()}
         sys.stderr.write(f"{part.__name__}: {time.monotonic() - started:.1f} s\n")
     sys.stdout.write("\n" + json.dumps(result) + "\n")

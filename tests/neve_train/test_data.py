@@ -175,6 +175,32 @@ def test_rows_that_are_too_long_are_refused(folder: Path) -> None:
         read(folder)
 
 
+def test_a_cache_made_anew_since_the_plan_is_refused(folder: Path) -> None:
+    """Or one in another's place: its rows aren't those that were planned."""
+    split = folder / "c" / "train"
+    with TreeCacheWriter(str(split), scratch=split / "scratch", preprocessor_metadata={}) as writer:
+        for length in (*LENGTHS, 5):
+            writer.append(np.arange(length, dtype=np.int32), np.ones(length, np.int32))
+
+    with pytest.raises(
+        TrainInputError,
+        match=r"c must be the one of data set 'b', with 3 rows of up to 8 tokens, got 4 of up to 8",
+    ):
+        read(folder, caches=(str(folder / "a"), str(folder / "c")))
+
+
+def test_another_tokenizer_than_that_of_the_tokens_is_refused(folder: Path) -> None:
+    """Token ids of another tokenizer train without an error, and to no use."""
+    (folder / "model" / "tokenizer.json").write_text("abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
+    (folder / "a" / "stats.json").write_text(json.dumps({"tokenizer_digest": digest}))
+    read(folder, tokenizer=str(folder / "model"))
+    (folder / "model" / "tokenizer.json").write_text("abd")
+
+    with pytest.raises(TrainInputError, match=r"tokens in .*/a, got sha256 \w+ for ba7816bf8f01"):
+        read(folder, tokenizer=str(folder / "model"))
+
+
 def test_a_cache_that_is_gone_is_refused(folder: Path) -> None:
     """The path is named."""
     with pytest.raises(ChatInputError, match=r"gone/train: must be a finished cache"):

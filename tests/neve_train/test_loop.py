@@ -100,7 +100,7 @@ def test_training_goes_on_to_the_bit_with_warm_and_cold_compilation_cache(
     cold = run_toy("cold", 1, PROGRAM)[1]
 
     assert stopped["resumed"]["resumed_from"] == cold["results"]["resumed_from"] == 4
-    assert exact(stopped["rows"]) == exact(whole)
+    assert exact(stopped["rows"]) == [row for row in exact(whole) if row["step"] != 2]
     assert exact(cold["rows"]) == exact(whole)
     assert any("read from the compilation cache" in text for text in stopped["messages"])
     assert cold["results"]["compilation_cache_misses"] > 0
@@ -116,8 +116,25 @@ def test_training_compiles_its_train_step_once(stopped: dict[str, Any]) -> None:
 @pytest.mark.full
 def test_training_refuses_to_go_on_with_another_batch(stopped: dict[str, Any]) -> None:
     """Case 055: the position of a checkpoint counts rows of another batch; both values are told."""
-    assert "batch_size must be that of the checkpoints in" in stopped["changed"]
-    assert ", 4, got 2." in stopped["changed"]
+    assert "batch_size must be that of the checkpoints in" in stopped["changed_batch"]
+    assert ", 4, got 2." in stopped["changed_batch"]
+    assert "optimizer learning_rate must be that of the checkpoints in" in stopped["changed_rate"]
+
+
+@pytest.mark.full
+def test_training_refuses_a_checkpoint_whose_parts_disagree_on_the_train_step(
+    stopped: dict[str, Any],
+) -> None:
+    """Rows would be read from another place than the one where the state stopped."""
+    assert "must be of the same train step, got 4 and 6." in stopped["disagreeing"]
+
+
+@pytest.mark.full
+def test_training_goes_on_where_a_line_of_the_metrics_was_cut(stopped: dict[str, Any]) -> None:
+    """Train step 2 is named, and is the only one without a row."""
+    message = "loss.jsonl lacks 1 of the 4 train steps that are done, such as 2"
+    assert any(message in text for text in stopped["messages"])
+    assert [row["step"] for row in stopped["rows"]] == [0, 1, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.full
@@ -161,6 +178,9 @@ def test_training_that_diverges_keeps_the_rows_of_the_train_step(run_toy: Run) -
         assert conversation["dataset"] == "a"
         assert len(row["token_ids"]) == len(row["loss_weights"]) == conversation["num_tokens"]
     assert not found["checkpoints"]
+    # Loss and gradient of train step 1 are finite, the weights that it leaves are of no use.
+    assert "held-out loss after train step 1: must be finite" in found["ruined"]
+    assert not found["ruined_checkpoints"]
     assert "tracker tensorboard: needs the package tensorboardX" in found["tracker"]
 
 

@@ -35,6 +35,20 @@ def test_training_that_starts_late_reads_the_rest_of_the_rows(
     assert rows[packing]["late_start"]
 
 
+def test_every_row_is_read_once_an_epoch_wherever_a_training_stopped(rows: dict[str, Any]) -> None:
+    """Case 055: also where it stopped between two epochs, or one train step before the end.
+
+    Sources: verl#7401, entrenar#294, levanter#311.
+    """
+    positions = rows["positions"]
+    read = [number for batch in positions["whole"] for number in batch]
+
+    assert positions["num_train_steps"] == len(positions["whole"]) == 16
+    assert sorted(read[:64]) == sorted(read[64:]) == list(range(64))
+    assert read[:64] != read[64:]
+    assert positions["goes_on"] == [True] * 4
+
+
 def test_separate_rows_are_levanters_own(rows: dict[str, Any]) -> None:
     """Every example has the leaves, types and structure of Levanter's chat format, pack=1."""
     assert rows["same_as_levanter"] == 8 * 4

@@ -7,7 +7,7 @@ import pytest
 from neve_train.config import ExecutionConfig, OptimizerConfig, TrainSftConfig
 from neve_train.errors import DivergedError, TrainInputError
 from neve_train.metrics import MetricsFile
-from neve_train.reporting import check_step, totals
+from neve_train.reporting import check_held_out, check_step, totals
 
 
 def config(**changes: Any) -> TrainSftConfig:
@@ -31,6 +31,18 @@ def test_a_loss_or_gradient_that_is_no_number_stops_training(name: str, value: f
 
     with pytest.raises(DivergedError, match=f"train step 7: .* got .*{value}"):
         check_step(7, row, config())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_held_out_loss_that_is_no_number_stops_training(value: float) -> None:
+    """After a train step it is the learning rate, before any the model."""
+    with pytest.raises(
+        DivergedError, match=f"after train step 7: .* got {value}. Lower the learning"
+    ):
+        check_held_out(7, value)
+    with pytest.raises(DivergedError, match="Look at the model's weights"):
+        check_held_out(0, value)
+    check_held_out(7, 2.5)
 
 
 def test_more_dropped_assignments_than_allowed_stop_training() -> None:

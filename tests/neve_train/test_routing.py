@@ -71,6 +71,24 @@ def test_dropped_assignments_are_counted_exactly(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
+def test_counts_have_room_for_the_largest_train_steps(run: dict[str, Any]) -> None:
+    """16 M tokens x 8 experts x 48 layers are 6 G assignments: int32 would call them negative."""
+    assert run["padding_and_drops"]["types"] == ["float32"]
+
+
+@pytest.mark.full
+def test_held_out_loss_is_that_of_its_trained_tokens_alone(run: dict[str, Any]) -> None:
+    """10 rows of unequal length in batches of 8, all or 3 of each set; the rest is padding.
+
+    Levanter's own padding are rows of zeros, which would take the experts' capacity from the last rows.
+    """
+    found, by_hand = run["held_out"]["found"], run["held_out"]["by_hand"]
+
+    for limit in ("None", "3"):
+        assert found[limit] == pytest.approx(by_hand[limit], abs=ROUNDING)
+
+
+@pytest.mark.full
 def test_packed_losses_equal_separate_ones(run: dict[str, Any]) -> None:
     """Each token's loss is the same in a shared row as in a row of its own, nothing dropped."""
     results = run["apart_and_together"]

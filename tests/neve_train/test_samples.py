@@ -25,6 +25,11 @@ def test_samples_stand_side_by_side_and_stop_at_an_end_id(
     # The first token of the first answer is made an end id: that answer is this token alone.
     assert results["forced"]["num_stopped"] >= 1
     assert results["forced_ids"][0] == results["first_ids"][0][:1]
+    # Every end id counts: each answer is cut at the first of the two that it holds.
+    for ids, whole in zip(results["either_ids"], results["first_ids"], strict=True):
+        stops = [place for place, token in enumerate(whole) if token in results["ends"]]
+        assert ids == whole[: stops[0] + 1]
+    assert results["either_stopped"] == [True, True]
     assert all(len(ids) <= 12 for ids in results["first_ids"])
     # A native checkpoint of the same weights answers with the same tokens.
     assert results["native_ids"] == results["first_ids"]

@@ -52,6 +52,21 @@ def test_metrics_keep_the_last_value_of_every_train_step(tmp_path: Path) -> None
     assert MetricsFile(path).series("loss") == expected
 
 
+def test_metrics_that_were_cut_off_are_missed_not_fatal(tmp_path: Path) -> None:
+    """Lines cut in the middle or mangled are left out, and the train steps they were of are known."""
+    path = tmp_path / "loss.jsonl"
+    lines = [f'{{"step": {step}, "loss": {step}.5}}' for step in range(1, 6)]
+    path.write_bytes(
+        "\n".join([*lines[:2], lines[2][:9], "3", "\0\0", lines[4]]).encode() + b"\xff"
+    )
+
+    metrics = MetricsFile(str(path))
+
+    assert metrics.series("loss") == [(1, 1.5), (2, 2.5)]
+    assert metrics.lacking(5) == [3, 4, 5]
+    assert metrics.lacking(2) == []
+
+
 def test_a_tracker_that_fails_is_told_once_and_left_alone() -> None:
     """An error at train step 3 is one message; later rows and the end say nothing. marin#5329"""
     run, messages = FailingRun(fails_at=3), []

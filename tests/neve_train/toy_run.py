@@ -322,9 +322,57 @@ def rows(folder: Path) -> Any:
                 for a, b in zip(first, second, strict=True)
             )
         )
+    result["positions"] = _positions(folder)
     result["same_as_levanter"] = sum(same)
     result["num_used"] = len(used)
     return result
+
+
+def _positions(folder: Path) -> dict[str, Any]:
+    """Case 055: 64 rows, 2 epochs of batches of 8, stopped after 3, 8, 9 and 15 of 16 train steps."""
+    import dataclasses
+
+    import jax
+    import numpy as np
+    from haliax import Axis
+    from jax.sharding import Mesh
+    from levanter.data.loader import DataLoader
+    from neve_chat.cache import TreeCacheWriter
+    from neve_train.data import read_data, read_plan
+
+    from steps.mix_datasets import MixedDataset
+
+    cache = folder / "numbered"
+    with TreeCacheWriter(
+        str(cache / "train"), scratch=folder / "scratch", preprocessor_metadata={}
+    ) as writer:
+        for number in range(64):
+            writer.append(np.full(4, number, np.int32), np.ones(4, np.int32))
+    plan = mix(
+        folder,
+        "plan-numbered",
+        datasets=(MixedDataset(name="a", cache=str(cache)),),
+        batch_size=8,
+        num_train_steps=None,
+        num_train_epochs=2,
+        data_seed=1,
+    )
+    config = train_config(folder, plan="plan-numbered")
+    config = dataclasses.replace(config, caches=(str(cache),), batch_size=8)
+    rows = read_data(config, read_plan(config), Axis("position", SEQ_LEN)).train
+    loader = DataLoader(
+        rows, 8, mesh=Mesh(np.array(jax.devices()[:1]), ("data",)), axis_resources={"batch": "data"}
+    )
+
+    def numbers(batches: Any) -> list[list[int]]:
+        return [np.asarray(batch.tokens.array)[:, 0].tolist() for batch in batches]
+
+    whole = numbers(loader)
+    return {
+        "num_train_steps": plan["num_train_steps"],
+        "whole": whole,
+        "goes_on": [numbers(loader.iter_from_step(stop)) == whole[stop:] for stop in (3, 8, 9, 15)],
+    }
 
 
 MODES = {

@@ -16,11 +16,10 @@ import jax.extend.core
 import numpy as np
 import tensorstore
 from haliax.jax_utils import is_jax_array_like
-from haliax.util import is_named_array
 from levanter.checkpoint_manifest import read_manifest
 from levanter.tensorstore_serialization import build_kvstore_spec
-from levanter.utils.jax_utils import leaf_key_paths
 
+from neve_train.checkpoints import array_paths, check_arrays
 from neve_train.errors import CheckpointError
 from neve_train.hf_folder import TensorShape
 
@@ -59,13 +58,13 @@ class CheckpointTensors(Mapping[str, Callable[[], np.ndarray]]):
             model: The model with jax.ShapeDtypeStruct for its arrays.
 
         Raises:
-            CheckpointError: The checkpoint lacks an array of the model, or has it in another shape.
+            CheckpointError: The checkpoint lacks an array of the model, has it in another shape, or has
+                more of them.
         """
         arrays = eqx.filter(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
         arrays = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
-        keys = leaf_key_paths(arrays, is_leaf=is_named_array)
-        paths = [f"{_SUBTREE}/{key.replace('.', '/')}" for key in jax.tree.leaves(keys)]
-        leaves = jax.tree.leaves(arrays)
+        check_arrays(checkpoint, arrays, _SUBTREE)
+        paths = list(array_paths(arrays, _SUBTREE))
         names: list[str] = []
 
         def state_dict(model: Any) -> list[Any]:
@@ -74,7 +73,7 @@ class CheckpointTensors(Mapping[str, Callable[[], np.ndarray]]):
             return list(tensors.values())
 
         traced = jax.make_jaxpr(state_dict)(arrays)
-        stores = _open(checkpoint, paths, [tuple(leaf.shape) for leaf in leaves])
+        stores = _open(checkpoint, paths)
         stored = [
             _stored(f"{checkpoint} {path}", store)
             for path, store in zip(paths, stores, strict=True)
@@ -109,22 +108,10 @@ def _state_dict(model: Any) -> dict[str, Any]:
     return haliax.state_dict.to_state_dict(flat)
 
 
-def _open(
-    checkpoint: str, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]
-) -> list[tensorstore.TensorStore]:
+def _open(checkpoint: str, paths: Sequence[str]) -> list[tensorstore.TensorStore]:
     """Returns the arrays at these paths, unread."""
     manifest = read_manifest(checkpoint)
-    if manifest is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint}: must hold Levanter's manifest.json, got none. Train with this "
-            "version, or resume once to write it anew."
-        )
-    missing = sorted(set(paths) - set(manifest.array_paths))
-    if missing:
-        raise CheckpointError(
-            f"checkpoint {checkpoint}: must hold the model's {len(paths)} arrays, got all but "
-            f"{len(missing)}, such as {missing[0]}. Pass the config.json it was trained with."
-        )
+    assert manifest is not None  # check_arrays has read it
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     base = {"driver": manifest.kvstore_driver, "base": build_kvstore_spec(checkpoint)}
     pending = [
@@ -136,14 +123,7 @@ def _open(
         )
         for path in paths
     ]
-    stores = [future.result() for future in pending]
-    for path, store, shape in zip(paths, stores, shapes, strict=True):
-        if tuple(store.shape) != shape:
-            raise CheckpointError(
-                f"checkpoint {checkpoint}: {path} must have the model's shape {shape}, got "
-                f"{tuple(store.shape)}. Pass the config.json it was trained with."
-            )
-    return stores
+    return [future.result() for future in pending]
 
 
 def _stored(where: str, store: tensorstore.TensorStore) -> _Lazy:

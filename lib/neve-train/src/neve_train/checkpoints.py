@@ -6,12 +6,15 @@ if it holds metadata.json, which is written last.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
+from haliax.util import is_named_array
 from levanter.checkpoint import (
     CheckpointCandidate,
     Checkpointer,
@@ -19,8 +22,10 @@ from levanter.checkpoint import (
     discover_checkpoint_candidates,
     load_checkpoint,
 )
+from levanter.checkpoint_manifest import read_manifest
 from levanter.trainer import TrainerConfig
 from levanter.trainer_state import saveable_training_mask
+from levanter.utils.jax_utils import leaf_key_paths
 from neve import storage
 
 from neve_train.config import ExecutionConfig
@@ -28,8 +33,10 @@ from neve_train.errors import CheckpointError
 
 __all__ = [
     "NotingCheckpointer",
+    "array_paths",
+    "check_arrays",
     "committed_checkpoints",
-    "missing_part",
+    "read_checkpoint",
     "restore_newest",
     "restored",
     "without_step",
@@ -37,22 +44,46 @@ __all__ = [
 
 
 def committed_checkpoints(path: str) -> list[CheckpointCandidate]:
-    """Returns the checkpoints below path that were committed, newest first."""
-    return discover_checkpoint_candidates(path)[::-1] if storage.is_dir(path) else []
+    """Returns the checkpoints below path that were committed, newest first.
+
+    One whose metadata.json can't be read, which Levanter passes over, is among them, without metadata:
+    where it is the only one, a training isn't to begin anew.
+    """
+    if not storage.is_dir(path):
+        return []
+    found = discover_checkpoint_candidates(path)
+    known = {_name(candidate.path) for candidate in found}
+    for name in storage.list_names(path):
+        number, folder = name.removeprefix("step-"), storage.join(path, name)
+        if not number.isdecimal() or name in known:
+            continue
+        if storage.exists(storage.join(folder, "metadata.json")):
+            found.append(CheckpointCandidate(folder, int(number), datetime.min, {}))
+    return sorted(found, key=lambda candidate: candidate.step, reverse=True)
 
 
-def missing_part(checkpoint: str) -> str | None:
-    """Returns what a committed checkpoint lacks, or None if all of it seems to be there."""
-    for name in ("manifest.json", "manifest.ocdbt"):
-        if not storage.exists(storage.join(checkpoint, name)):
-            return name
-    return None if storage.is_dir(storage.join(checkpoint, "d")) else "d/"
+def read_checkpoint(candidate: CheckpointCandidate, load: Callable[[str], Any]) -> Any:
+    """Returns what load gives for the folder of a committed checkpoint.
+
+    Raises:
+        FileNotFoundError: It lacks a part; whatever load raises for other faults.
+    """
+    folder = candidate.path
+    parts = (storage.join(folder, name) for name in ("manifest.json", "manifest.ocdbt"))
+    missing = next((_name(part) for part in parts if not storage.exists(part)), None)
+    if not candidate.metadata:
+        missing = "a metadata.json that can be read"
+    elif missing is None and not storage.is_dir(storage.join(folder, "d")):
+        missing = "d/"
+    if missing is not None:
+        raise FileNotFoundError(f"missing {missing}")
+    return load(folder)
 
 
 def restore_newest(
     path: str, load: Callable[[str], Any], message: Callable[[str], None]
 ) -> tuple[Any, CheckpointCandidate | None, list[CheckpointCandidate]]:
-    """Returns the newest state that can be read, where it came from, and the unreadable ones.
+    """Returns the newest state that every process can read, where it came from, and the unreadable ones.
 
     Args:
         path: Folder of step-N folders.
@@ -69,18 +100,17 @@ def restore_newest(
     reasons: list[str] = []
     candidates = committed_checkpoints(path)
     for candidate in candidates:
-        lacking = missing_part(candidate.path)
+        loaded, reason = None, ""
         try:
-            if lacking is not None:
-                raise FileNotFoundError(f"missing {lacking}")
-            return load(candidate.path), candidate, torn
+            loaded = read_checkpoint(candidate, load)
         except Exception as error:  # noqa: BLE001  tensorstore, JSON and file errors all mean torn
-            reason = str(error).strip().partition("\n")[0][:300]
-            torn.append(candidate)
-            reasons.append(f"step-{candidate.step} is unreadable ({reason})")
-            message(
-                f"checkpoint {candidate.path} is unreadable ({reason}); looking at an older one."
-            )
+            reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+        if _everywhere(not reason):
+            return loaded, candidate, torn
+        reason = reason or "by another process"
+        torn.append(candidate)
+        reasons.append(f"step-{candidate.step} is unreadable ({reason})")
+        message(f"checkpoint {candidate.path} is unreadable ({reason}); looking at an older one.")
     if candidates:
         raise CheckpointError(
             f"checkpoints exist under {path} but none can be loaded: {'; '.join(reasons)}. "
@@ -93,10 +123,16 @@ class NotingCheckpointer(Checkpointer):
     """Levanter's checkpointer that counts completed train steps and tells before each save.
 
     Writing goes on behind the next train steps; by time and by train step, as the execution says.
+    What an attempt that was killed left of a checkpoint is removed before that one is saved again.
     """
 
     def __init__(
-        self, path: str, execution: ExecutionConfig, *, before_save: Callable[[], None]
+        self,
+        path: str,
+        execution: ExecutionConfig,
+        *,
+        before_save: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Saves nothing yet.
 
@@ -104,11 +140,16 @@ class NotingCheckpointer(Checkpointer):
             path: Folder of step-N folders.
             execution: Cadence of checkpoints, and which are kept.
             before_save: Called before anything is written.
+            clock: Seconds since anything; the time of day jumps, which would put checkpoints off.
         """
+        for candidate in committed_checkpoints(path):
+            if not candidate.metadata:  # Levanter reads that of all
+                _remove(candidate.path)
         super().__init__(
             path,
             timedelta(seconds=max(execution.checkpoint_every_seconds, 1e-6)),  # 0 would be never
             [],
+            dt_now_injection=lambda: datetime.min + timedelta(seconds=clock()),
             keep_last_temporary_checkpoints=execution.keep_last_checkpoints,
         )
         self._every = execution.checkpoint_every_train_steps
@@ -135,10 +176,33 @@ class NotingCheckpointer(Checkpointer):
         is_first = wanted is not None and completed == 1  # Levanter only saves step 0 when forced
         self.on_step(tree=state.saveable_state, step=completed - 1, force=is_first)
 
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Saves, after before_save."""
+    def save_checkpoint(
+        self, tree: Any, step: int, destination: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Saves, after before_save; arrays that are left there may be cut for another mesh."""
         self._before_save()
-        super().save_checkpoint(*args, **kwargs)
+        _remove(storage.join(self.base_path, destination))
+        _everywhere(True)  # until it is gone
+        super().save_checkpoint(tree, step, destination, *args, **kwargs)
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder, if it is there, in the one process that writes."""
+    if jax.process_index() == 0 and storage.is_dir(folder):
+        storage.remove_tree(folder)
+
+
+def _everywhere(is_true: bool) -> bool:
+    """Returns whether it is true in every process; all must call it together."""
+    if jax.process_count() == 1:
+        return is_true
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.array(is_true))))
 
 
 def _divides(every: int | None, completed: int) -> bool:
@@ -150,8 +214,8 @@ def without_step(
 ) -> list[CheckpointCandidate]:
     """Removes the unreadable checkpoint of a train step that was just done again, if any."""
     for candidate in candidates:
-        if candidate.step == completed - 1 and jax.process_index() == 0:
-            storage.remove_tree(candidate.path)
+        if candidate.step == completed - 1:
+            _remove(candidate.path)
     return [candidate for candidate in candidates if candidate.step != completed - 1]
 
 
@@ -166,6 +230,7 @@ def restored(shape: Any, path: str, trainer_config: TrainerConfig, fresh: Callab
     """
     mask = saveable_training_mask(shape, shape.is_trainable)
     saved, rest = eqx.partition(shape, mask)
+    check_arrays(path, saved)
     loaded = load_checkpoint(
         saved,
         path,
@@ -175,3 +240,59 @@ def restored(shape: Any, path: str, trainer_config: TrainerConfig, fresh: Callab
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(rest)):
         rest = eqx.partition(fresh(), mask)[1]
     return eqx.combine(loaded, rest)
+
+
+def array_paths(tree: Any, below: str = "") -> dict[str, tuple[int, ...]]:
+    """Returns path -> shape of every array of a tree as checkpoints name them, in the tree's order.
+
+    Args:
+        tree: Tree with jax.ShapeDtypeStruct for its arrays.
+        below: Part of Levanter's TrainerState that it is; empty: all of it.
+    """
+    arrays = eqx.filter(tree, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    keys = jax.tree.leaves(leaf_key_paths(arrays, is_leaf=is_named_array))
+    prefix = f"{below}/" if below else ""
+    return {
+        f"{prefix}{key.replace('.', '/')}": tuple(leaf.shape)
+        for key, leaf in zip(keys, jax.tree.leaves(arrays), strict=True)
+    }
+
+
+def check_arrays(checkpoint: str, tree: Any, below: str = "") -> None:
+    """Refuses a checkpoint of something else: Levanter reads any shape, and leaves arrays over.
+
+    Args:
+        checkpoint: A step-N folder.
+        tree: What is to be read, with jax.ShapeDtypeStruct for its arrays.
+        below: Part of Levanter's TrainerState that it is; empty: all of it.
+
+    Raises:
+        CheckpointError: An array is missing, has another shape, or is in the checkpoint alone.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: must hold Levanter's manifest.json, got none. Train with this "
+            "version, or resume once to write it anew."
+        )
+    prefix, wanted = f"{below}/" if below else "", array_paths(tree, below)
+    stored = {array.path: tuple(array.shape) for array in manifest.arrays}
+    faults = [f"no {path}" for path in wanted if path not in stored]
+    faults += [
+        f"{path} of shape {stored[path]} for {shape}"
+        for path, shape in wanted.items()
+        if path in stored and stored[path] != shape
+    ]
+    faults += [
+        f"{path} besides"
+        for path, shape in stored.items()
+        if shape
+        and path not in wanted
+        and path.startswith(prefix)  # numbers of a module stand alone
+    ]
+    if faults:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: must hold the {len(wanted)} arrays of this model and training, got "
+            f"{len(faults)} differences, such as {', '.join(faults[:2])}. Pass the config.json and the "
+            "config it was trained with."
+        )

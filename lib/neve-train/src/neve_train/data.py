@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,9 @@ from neve_train.planned_rows import PlannedRows, check_plan
 if TYPE_CHECKING:
     from haliax import Axis
 
-__all__ = ["TrainingData", "check_resumed", "describe_data", "read_data", "read_plan", "save_rows"]
+__all__ = ["TrainingData", "read_data", "read_plan", "save_rows"]
 
 PLAN_FORMAT = 2
-
-TRAINING_FILE = "training.json"
-"""Beside the checkpoints: which data the position of a checkpoint counts in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,8 @@ def read_plan(config: TrainSftConfig) -> dict[str, Any]:
     """Returns plan.json of mix_datasets.
 
     Raises:
-        TrainInputError: It was made for another batch, length or number of data sets.
+        TrainInputError: It was made for another batch, length or number of data sets, or a cache
+            with another tokenizer.
     """
     path = storage.join(str(config.plan), "plan.json")
     if not storage.exists(path):
@@ -63,6 +62,7 @@ def read_plan(config: TrainSftConfig) -> dict[str, Any]:
                 f"training: {name} must be the one of the mixture {config.plan}, got {value} and "
                 f"{planned} there. Mix the data sets again."
             )
+    _check_tokenizer(config)
     return plan
 
 
@@ -74,6 +74,7 @@ def read_data(config: TrainSftConfig, plan: dict[str, Any], Pos: Axis) -> Traini
         ChatInputError: A cache is unfinished or damaged, or the plan's arrays are.
     """
     train = _planned(config, "train", Pos)
+    _check_sources(config, plan, train.readers)
     wanted = plan["num_train_steps"] * config.batch_size
     if train.plan.num_rows != wanted:
         raise TrainInputError(
@@ -95,39 +96,6 @@ def read_data(config: TrainSftConfig, plan: dict[str, Any], Pos: Axis) -> Traini
             if source["num_rows"]
         ],
     )
-
-
-def describe_data(config: TrainSftConfig, plan: RowPlan) -> dict[str, Any]:
-    """Returns what must be equal for a checkpoint to say which rows come next."""
-    digest = hashlib.sha256(plan.segments.tobytes() + plan.row_ends.tobytes()).hexdigest()
-    return {
-        "batch_size": config.batch_size,
-        "seq_len": config.seq_len,
-        "seed": config.seed,
-        "num_rows": plan.num_rows,
-        "rows_digest": digest,
-    }
-
-
-def check_resumed(output_path: str, facts: dict[str, Any]) -> None:
-    """Refuses to go on from checkpoints that were made with other data.
-
-    Args:
-        output_path: Of the training; one without training.json isn't checked.
-        facts: From describe_data, of now.
-
-    Raises:
-        TrainInputError: A value differs.
-    """
-    path = storage.join(output_path, TRAINING_FILE)
-    if not storage.exists(path):
-        return
-    for name, saved in storage.read_json(path).items():
-        if facts.get(name) != saved:
-            raise TrainInputError(
-                f"training: {name} must be that of the checkpoints in {output_path}, {saved}, got "
-                f"{facts.get(name)}. Set it back, or train into another output path."
-            )
 
 
 def save_rows(
@@ -172,6 +140,39 @@ def save_rows(
         )
     facts = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
     storage.write_json(path, {"train_step": completed, "values": facts, "rows": kept})
+
+
+def _check_tokenizer(config: TrainSftConfig) -> None:
+    """Refuses token ids of another tokenizer, as far as the caches tell theirs."""
+    digests: dict[str, str] = {}
+    for cache in config.caches:
+        path = storage.join(str(cache), "stats.json")
+        noted = storage.read_json(path).get("tokenizer_digest") if storage.exists(path) else None
+        if noted is None:
+            continue
+        file = storage.join(str(config.tokenizer), "tokenizer.json")
+        if file not in digests:
+            digests[file] = hashlib.sha256(storage.read_bytes(file)).hexdigest()
+        if digests[file] != noted:
+            raise TrainInputError(
+                f"training: the tokenizer must be the one of the tokens in {cache}, got sha256 "
+                f"{digests[file][:12]} for {noted[:12]} there. Pass that one, or tokenize again."
+            )
+
+
+def _check_sources(config: TrainSftConfig, plan: dict[str, Any], readers: Sequence[Any]) -> None:
+    """Refuses caches in another order, or made anew since the rows were planned."""
+    for source, cache, reader in zip(plan["sources"], config.caches, readers, strict=True):
+        if reader is None:
+            continue
+        planned = source["conversations"], source["longest"]
+        found = len(reader.lengths), int(reader.lengths.max(initial=0))
+        if found != planned:
+            raise TrainInputError(
+                f"mixture {config.plan}: cache {cache} must be the one of data set {source['name']!r}, "
+                f"with {planned[0]:,} rows of up to {planned[1]:,} tokens, got {found[0]:,} of up to "
+                f"{found[1]:,}. Put the caches in the plan's order, or mix the data sets again."
+            )
 
 
 def _planned(config: TrainSftConfig, split: str, Pos: Axis) -> PlannedRows:

@@ -26,16 +26,27 @@ class HeldOutLoss:
         """
         self._evaluator = TaggedEvaluator(
             config.EvalBatch,
-            sets,
+            _in_batches(sets, max_rows, config.EvalBatch.size),
             lambda model, batch: _losses(config, model, batch),
             device_mesh=config.device_mesh,
             axis_mapping=config.compute_axis_mapping,
-            max_examples_per_dataset=max_rows,
         )
 
     def __call__(self, model: Any) -> float:
         """Returns the loss, nats per trained token."""
         return float(self._evaluator.evaluate(model).micro_avg_loss)
+
+
+def _in_batches(sets: Any, max_rows: int | None, batch_size: int) -> Any:
+    """Returns the sets cut to max_rows, the last one filled up to whole batches.
+
+    The rows of zeros that Levanter would add aren't marked as padding: they would take the capacity
+    of experts from the last batch.
+    """
+    cut = [(rows.evened(max_rows), names) for rows, names in sets]
+    rows, names = cut.pop()
+    num_rows = rows.plan.num_rows + sum(other.plan.num_rows for other, _ in cut)
+    return [*cut, (rows.evened(None, -num_rows % batch_size), names)]
 
 
 def _losses(config: TrainerConfig, model: Any, batch: Any) -> tuple[Any, Any, Any]:

@@ -19,6 +19,7 @@ from neve_train.errors import CheckpointError
 from neve_train.families import family_of, hf_converter, read_model_config
 from neve_train.hf_folder import MAX_SHARD_BYTES, write_weights
 from neve_train.mesh import export_axes
+from neve_train.resume import check_model
 from neve_train.tokenizer_files import (
     check_template,
     end_token_ids,
@@ -51,7 +52,7 @@ def export(
     on_message: Callable[[str], None] = print,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """The output path is a Hugging Face folder of the newest checkpoint that can be read.
+    """The output path is a Hugging Face folder of the newest checkpoint.
 
     The weights go from the checkpoint into the files one tensor at a time; neither a mesh nor memory
     for the model is needed. Run by one process.
@@ -73,8 +74,9 @@ def export(
         train_step (completed), parameters, eos_token_ids, dtype.
 
     Raises:
-        CheckpointError: No checkpoint there can be read, or it isn't one of this model.
-        TrainInputError: An end-of-turn id is no token, or a cache was made with another template.
+        CheckpointError: The newest checkpoint can't be read, or it isn't one of this model.
+        TrainInputError: An end-of-turn id is no token, a cache was made with another template, or
+            the training had another config.json.
     """
     check_template(template_text, caches)
     end_ids = end_token_ids(tokenizer_path, model_path, template_text, eos_token_ids)
@@ -99,13 +101,18 @@ def export(
 def checkpoint_tensors(
     path: str, model_path: str, on_message: Callable[[str], None]
 ) -> tuple[CheckpointTensors, int]:
-    """Returns the tensors of the newest readable checkpoint and its completed train steps.
+    """Returns the tensors of the newest checkpoint and its completed train steps.
 
     Args:
         path: Output of training, its checkpoints folder, or one step-N.
         model_path: Folder with the model's config.json.
         on_message: Told which checkpoint it is.
+
+    Raises:
+        CheckpointError: It can't be read, or isn't one of this model.
+        TrainInputError: The training had another config.json.
     """
+    check_model(path, model_path)
     devices.initialize()
     config = read_model_config(model_path)
     can_split_experts = "expert" in family_of(model_path).mesh_axes
@@ -142,14 +149,18 @@ def _committed(path: str) -> list[Any]:
 def load_checkpoint_model(
     path: str, config: Any, on_message: Callable[[str], None]
 ) -> tuple[Any, int]:
-    """Returns the model and the completed train steps of the newest readable checkpoint.
+    """Returns the model and the completed train steps of the newest checkpoint.
 
     Must be called on a mesh.
+
+    Raises:
+        CheckpointError: It can't be read, or isn't one of this model.
     """
     shape = _model_shape(config)
     arrays, rest = eqx.partition(shape, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     def load(checkpoint: str) -> Any:
+        checkpoints.check_arrays(checkpoint, arrays, "model")
         return load_checkpoint(
             arrays,
             checkpoint,
@@ -165,14 +176,26 @@ def load_checkpoint_model(
 def read_newest(
     path: str, load: Callable[[str], Any], on_message: Callable[[str], None]
 ) -> tuple[Any, int]:
-    """Returns what load gives for the newest checkpoint that it can read, and its train steps."""
-    folder = newest_checkpoint(path)[0].path
-    is_single = folder.rstrip("/") == path.rstrip("/")
-    root = path if is_single else folder.rstrip("/").rpartition("/")[0]
-    loaded, candidate, _ = checkpoints.restore_newest(root, load, on_message)
-    assert candidate is not None
-    on_message(f"model after train step {candidate.step + 1} from {candidate.path}")
-    return loaded, candidate.step + 1
+    """Returns what load gives for the newest checkpoint, and its train steps.
+
+    Unlike a training that goes on, it doesn't fall back: an older model would pass for the newest.
+
+    Raises:
+        CheckpointError: The newest can't be read.
+    """
+    newest, *older = newest_checkpoint(path)
+    try:
+        loaded = checkpoints.read_checkpoint(newest, load)
+    except CheckpointError:
+        raise
+    except Exception as error:  # tensorstore, JSON and file errors all mean torn
+        reason = str(error).strip().partition("\n")[0][:300]
+        other = f"{older[0].path} for an older one" if older else "another training"
+        raise CheckpointError(
+            f"checkpoint {newest.path}: must be readable, got {reason}. Train on from it, or pass {other}."
+        ) from error
+    on_message(f"model after train step {newest.step + 1} from {newest.path}")
+    return loaded, newest.step + 1
 
 
 def _model_shape(config: Any) -> Any:

@@ -72,7 +72,7 @@ def write_weights(
     """The folder holds all tensors as safetensors, with an index if there are several files.
 
     At no time is there more than one tensor in memory, in the type it is read in. A file appears
-    when it is whole.
+    when it is whole; weights of an earlier export, which readers might take instead, go first.
 
     Args:
         tensors: Name -> function that reads the tensor.
@@ -87,6 +87,7 @@ def write_weights(
     shards = _split([(name, shapes[name]) for name in tensors], max_shard_bytes)
     total, done = sum(shapes[name].num_bytes for name in tensors), 0
     weight_map: dict[str, str] = {}
+    _remove_weights(output_path)
     for number, shard in enumerate(shards, 1):
         file_name = WEIGHTS
         if len(shards) > 1:
@@ -156,6 +157,13 @@ def iter_tensors(folder: str) -> Iterator[tuple[str, np.ndarray]]:
                         f"{len(data):,}. Export it again."
                     )
                 yield name, np.frombuffer(data, _TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+def _remove_weights(folder: str) -> None:
+    names = storage.list_names(folder) if storage.is_dir(folder) else []
+    for name in names:
+        if name == _INDEX or name.endswith(".safetensors"):
+            storage.remove_tree(storage.join(folder, name))
 
 
 def _split(entries: list[Entry], max_shard_bytes: int) -> list[list[Entry]]:

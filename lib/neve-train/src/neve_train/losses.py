@@ -30,7 +30,7 @@ class LossSums(NamedTuple):
     weight_sum: jax.Array
     """Sum of the weights, f32 scalar: the number of trained tokens where weights are 0 and 1."""
     facts: dict[str, jax.Array]
-    """Counts that the model reports, int32 scalars; empty if it reports none."""
+    """Counts that the model reports, scalars; empty if it reports none."""
 
 
 def loss_sums(

@@ -16,7 +16,7 @@ class MetricsFile:
     """`loss.jsonl`: one row per train step, in order, over all attempts of a run."""
 
     def __init__(self, path: str, is_writer: bool = True) -> None:
-        """Reads the rows that earlier attempts left.
+        """Reads the rows that earlier attempts left, but for lines that were cut.
 
         Args:
             path: The file.
@@ -26,13 +26,18 @@ class MetricsFile:
         self._is_writer = is_writer
         self._rows: dict[int, dict[str, Any]] = {}
         if storage.exists(path):
-            for line in storage.read_bytes(path).decode().splitlines():
-                row = json.loads(line)
-                self._rows[row["step"]] = row
+            for line in storage.read_bytes(path).decode(errors="replace").splitlines():
+                row = _parsed(line)
+                if row is not None:
+                    self._rows[row["step"]] = row
 
     def forget_after(self, step: int) -> None:
         """Drops the rows of train steps that will be done again."""
         self._rows = {key: row for key, row in self._rows.items() if key <= step}
+
+    def lacking(self, up_to: int) -> list[int]:
+        """Returns the train steps from 1 to up_to that have no loss."""
+        return [step for step in range(1, up_to + 1) if "loss" not in self._rows.get(step, {})]
 
     def add(self, step: int, **values: float) -> None:
         """Adds values to the row of a train step (0: before training)."""
@@ -57,6 +62,14 @@ class MetricsFile:
     def total(self, name: str, after: int = 0) -> float:
         """Returns the sum of a value over all rows of later train steps than `after`."""
         return math.fsum(value for step, value in self.series(name) if step > after)
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def draw_curve(metrics: MetricsFile, path: str, title: str) -> None:

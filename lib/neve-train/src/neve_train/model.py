@@ -67,7 +67,8 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
         Returns:
             hidden: NamedArray[..., position, embed].
             facts: assignments (real tokens x experts per token x layers) and dropped_assignments
-                (those beyond an expert shard's capacity), int32 scalars over all devices.
+                (those beyond an expert shard's capacity), f32 scalars over all devices: int32 would
+                overflow at some 10 M tokens, f32 rounds from 16 M assignments on.
         """
         del key, pos_ids  # no dropout, and positions are those of the row
         config = cast("NeveSnowballConfig", self.config)
@@ -86,7 +87,7 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
         hidden, dropped = transformer(tokens, mask)
         per_token = config.num_experts_per_token * config.num_layers
         facts = {
-            "assignments": jnp.sum(flat, dtype=jnp.int32) * per_token,
+            "assignments": jnp.sum(flat, dtype=jnp.int32).astype(jnp.float32) * per_token,
             "dropped_assignments": dropped,
         }
         shape = (*input_ids.array.shape, self.Embed.size)
@@ -115,7 +116,7 @@ class NeveSnowballLMHeadModel(SnowballLMHeadModel):
 def _counting(transformer: SnowballTransformer, token_valid: jax.Array) -> SnowballTransformer:
     """Returns a transformer for one call, which returns (hidden states, dropped assignments).
 
-    The count, an int32 scalar over layers and devices, travels beside the hidden states through
+    The count, an f32 scalar over layers and devices, travels beside the hidden states through
     Levanter's own forward pass and scan; the parts that meet it are wrapped, none is rewritten.
 
     Args:
@@ -137,7 +138,7 @@ class _StartCount(eqx.Module):
     inner: Any
 
     def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.inner(hidden), jnp.zeros((), jnp.int32)
+        return self.inner(hidden), jnp.zeros((), jnp.float32)
 
 
 class _KeepCount(eqx.Module):

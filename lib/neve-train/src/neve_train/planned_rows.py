@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,18 @@ class PlannedRows(AsyncDataset[LmExample]):
         self.plan = plan
         self.readers = readers
         self.Pos = Pos
+
+    def evened(self, max_rows: int | None, num_empty: int = 0) -> PlannedRows:
+        """Returns the first rows, followed by rows that are padding alone.
+
+        Args:
+            max_rows: Rows that are kept at most; None: all.
+            num_empty: Rows of padding, 0 or more.
+        """
+        num_rows = self.plan.num_rows if max_rows is None else min(self.plan.num_rows, max_rows)
+        plan = self.plan.rows(0, num_rows)
+        ends = np.append(plan.row_ends, np.full(num_empty, len(plan.segments), np.int64))
+        return PlannedRows(dataclasses.replace(plan, row_ends=ends), self.readers, self.Pos)
 
     async def async_len(self) -> int:
         """Returns the number of rows."""

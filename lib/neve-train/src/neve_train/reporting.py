@@ -15,7 +15,7 @@ from neve_train.throughput import PhaseClock, peak_flops_of, step_flops
 if TYPE_CHECKING:
     from neve_train.train_step import StepResult
 
-__all__ = ["StepNumbers", "check_step", "totals"]
+__all__ = ["StepNumbers", "check_held_out", "check_step", "totals"]
 
 
 class StepNumbers:
@@ -105,6 +105,19 @@ def check_step(completed: int, row: dict[str, float], config: TrainSftConfig) ->
             f"train step {completed}: at most {config.max_dropped_fraction:.2%} of the assignments to "
             f"experts may be dropped (max_dropped_fraction), got {dropped:.2%}. Raise capacity_factor "
             f"from {config.capacity_factor:g} to {2 * config.capacity_factor:g}, or allow more."
+        )
+
+
+def check_held_out(completed: int, loss: float) -> None:
+    """Refuses weights that a train step ruined, which its own loss, taken before, can't show.
+
+    Raises:
+        DivergedError: The loss is no finite number.
+    """
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"held-out loss after train step {completed}: must be finite, got {loss}. "
+            + ("Lower the learning rate." if completed else "Look at the model's weights.")
         )
 
 

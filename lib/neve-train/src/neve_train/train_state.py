@@ -16,7 +16,7 @@ from levanter.trainer_state import TrainerState
 from neve_train import checkpoints, lora
 from neve_train.base_model import starting_model, trained_part
 from neve_train.config import TrainSftConfig
-from neve_train.errors import TrainInputError
+from neve_train.errors import CheckpointError, TrainInputError
 from neve_train.train_step import placed
 
 __all__ = ["starting_state"]
@@ -45,7 +45,8 @@ def starting_state(
 
     Raises:
         TrainInputError: The tokenizer or the adapters don't fit the model.
-        CheckpointError: Saved before, and nothing saved can be read.
+        CheckpointError: Saved before, and nothing saved can be read, or its parts disagree on the
+            train step.
     """
     mp = trainer_config.mp
     model_key, training_key, adapter_key = jrandom.split(jrandom.PRNGKey(config.seed), 3)
@@ -55,7 +56,8 @@ def starting_state(
         model = model_config.build(Vocab, key=model_key)
         return model if config.adapter is None else lora.adapted(model, config.adapter, adapter_key)
 
-    is_trainable = trained_part(config, eqx.filter_eval_shape(shapes))
+    model_shape = eqx.filter_eval_shape(shapes)
+    is_trainable = trained_part(config, model_shape)
 
     def initial(model: Any) -> Any:
         return TrainerState.init(
@@ -65,12 +67,17 @@ def starting_state(
     def fresh() -> Any:
         return initial(starting_model(config, model_config, mp, adapter_key, message))
 
-    shape = eqx.filter_eval_shape(lambda: initial(shapes()))
+    shape = eqx.filter_eval_shape(initial, model_shape)
     load = functools.partial(
         checkpoints.restored, shape, trainer_config=trainer_config, fresh=fresh
     )
     state, candidate, torn = checkpoints.restore_newest(checkpoints_path, load, message)
     if candidate is not None:
+        if int(state.step) != candidate.step + 1:
+            raise CheckpointError(
+                f"checkpoint {candidate.path}: state and metadata.json must be of the same train step, "
+                f"got {int(state.step)} and {candidate.step + 1}. Restore or remove it."
+            )
         message(f"resuming after train step {int(state.step)} from {candidate.path}")
     else:
         state = fresh()

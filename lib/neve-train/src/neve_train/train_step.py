@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
     real_tokens: jax.Array
     """Positions that aren't padding, int32."""
     facts: dict[str, jax.Array]
-    """Counts that the model reports, summed, int32."""
+    """Counts that the model reports, summed."""
 
 
 def build_train_step(

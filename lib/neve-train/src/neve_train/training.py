@@ -14,14 +14,7 @@ from neve import storage
 
 from neve_train import checkpoints, devices
 from neve_train.config import ExecutionConfig, TrainSftConfig
-from neve_train.data import (
-    TRAINING_FILE,
-    check_resumed,
-    describe_data,
-    read_data,
-    read_plan,
-    save_rows,
-)
+from neve_train.data import read_data, read_plan, save_rows
 from neve_train.errors import DivergedError, PreemptedError, TrainInputError
 from neve_train.evaluation import HeldOutLoss
 from neve_train.families import family_of, read_model_config
@@ -30,7 +23,8 @@ from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
 from neve_train.optimizer import adam
 from neve_train.preemption import StopRequest, noting_signals
-from neve_train.reporting import StepNumbers, check_step, totals
+from neve_train.reporting import StepNumbers, check_held_out, check_step, totals
+from neve_train.resume import TRAINING_FILE, check_resumed, describe_training
 from neve_train.throughput import PhaseClock
 from neve_train.tracking import Trackings, start_trackers
 from neve_train.train_state import starting_state
@@ -77,7 +71,7 @@ def train(
         TrainInputError: Config, model, caches and mesh don't fit together, or more assignments to
             experts were dropped than allowed.
         CheckpointError: Saved before, and nothing saved can be read.
-        DivergedError: Loss or gradient became no finite number.
+        DivergedError: Loss, gradient or held-out loss became no finite number.
         PreemptedError: Stopped by a signal; what was done is saved.
     """
     request = StopRequest()
@@ -171,6 +165,11 @@ class _Run:
         first = int(state.step)
         self._say_length()
         self.metrics.forget_after(first)
+        if lost := self.metrics.lacking(first):
+            self.callbacks.on_message(
+                f"loss.jsonl lacks {len(lost):,} of the {first:,} train steps that are done, such as "
+                f"{lost[0]}: totals are without them."
+            )
         checkpointer = checkpoints.NotingCheckpointer(
             self.checkpoints_path, self.execution, before_save=self.metrics.write
         )
@@ -228,7 +227,7 @@ class _Run:
         return step
 
     def _state(self) -> Any:
-        facts = describe_data(self.config, self.data.train.plan)
+        facts = describe_training(self.config, self.data.train)
         if checkpoints.committed_checkpoints(self.checkpoints_path):
             check_resumed(self.output_path, facts)
         state, checkpoint, self.torn = starting_state(
@@ -294,6 +293,7 @@ class _Run:
             return
         with self.clock.phase("eval"):
             loss = self.evaluate(state.model)
+        check_held_out(completed, loss)
         self.metrics.add(completed, heldout_loss=loss)
         self.callbacks.on_metrics(completed, heldout_loss=loss)
         self.trackings.log(completed, {"heldout_loss": loss})
