@@ -85,8 +85,7 @@ def _with_cache(config: TrainSftConfig, output_path: str) -> TrainSftConfig:
 
 def _check_model(config: TrainSftConfig) -> None:
     """Refuses adapters and a mesh that can't fit the model before anything heavy is imported."""
-    from neve import storage
-    from neve_train.families import FAMILIES, family_of
+    from neve_train.families import FAMILIES, family_of, model_split
 
     sizes = dict(config.execution.mesh)
     family = family_of(str(config.model))
@@ -96,10 +95,8 @@ def _check_model(config: TrainSftConfig) -> None:
             f"adapter: the model must be of a family with haliax's linear layers ({able}), got "
             f"{family.module}. Leave spec.adapter out to train the whole model."
         )
-    allowed = family.mesh_axes
     if not sizes or -1 in sizes.values():
         return
-    path = storage.join(str(config.model), "config.json")
-    num_experts = storage.read_json(path).get("num_experts") if "expert" in allowed else None
     num_devices = math.prod(sizes.values())
-    check_mesh(num_devices, sizes, config.batch_size, config.seq_len, num_experts, allowed)
+    split = model_split(str(config.model))
+    check_mesh(num_devices, sizes, config.batch_size, config.seq_len, split)

@@ -63,7 +63,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         **(SMALL | case["model"]), attention_implementation="xla_flash", uses_segments=True
     )
     seq_len, rows = case["seq_len"], case["rows"]
-    sizes = check_mesh(jax.device_count(), case.get("mesh", {}), rows, seq_len, config.num_experts)
+    sizes = check_mesh(jax.device_count(), case.get("mesh", {}), rows, seq_len)
     request = preflight.PreflightRequest(
         name="case", model="", accelerator=f"{jax.device_count()}xcpu", mesh=sizes,
         seq_len=seq_len, batch_size=rows, per_device_batch_size=case.get("per_device"),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from neve_train.errors import TrainInputError
-from neve_train.families import FAMILIES, family_of
+from neve_train.families import FAMILIES, family_of, model_split
 from neve_train.mesh import check_mesh
+
+from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
 
 PROGRAM = Path(__file__).with_name("family_run.py")
 Run = Callable[..., tuple[int, Any]]
@@ -40,14 +42,55 @@ def test_mesh_axes_that_a_family_cannot_be_split_over_are_refused(
     axis: str, tmp_path: Path
 ) -> None:
     """Levanter's dense models are split over data and model; Snowball over all four axes."""
-    allowed = family_of(folder_of(tmp_path / "model", model_type="qwen3")).mesh_axes
+    split = model_split(folder_of(tmp_path / "model", model_type="qwen3"))
 
     with pytest.raises(TrainInputError, match=f"can only be data, model, got {axis} 4"):
-        check_mesh(8, {"data": 2, axis: 4}, 8, 128, allowed=allowed)
+        check_mesh(8, {"data": 2, axis: 4}, 8, 128, split)
 
-    sizes = check_mesh(8, {"data": 4, "model": 2}, 8, 128, allowed=allowed)
+    sizes = check_mesh(8, {"data": 4, "model": 2}, 8, 128, split)
     assert sizes == {"data": 4, "expert": 1, "context": 1, "model": 2}
     assert FAMILIES["grug_moe"].mesh_axes == ("data", "expert", "context", "model")
+
+
+SNOWBALL = {
+    "model_type": "grug_moe", "vocab_size": 128_256, "hidden_size": 2560, "num_experts": 256,
+    "num_attention_heads": 20, "num_key_value_heads": 5, "moe_intermediate_size": 1280,
+    "shared_expert_intermediate_size": 2560,
+}  # fmt: skip
+QWEN3_MOE = {"model_type": "qwen3_moe", "hidden_size": 60, "moe_intermediate_size": 31}
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "rule"),
+    [
+        (
+            SNOWBALL,
+            {"expert": 4, "model": 2},
+            "model must divide .* num_key_value_heads of 5, got 2",
+        ),
+        (SNOWBALL | {"vocab_size": 7}, {"data": 4, "model": 2}, "vocab_size of 7, got 2"),
+        (SNOWBALL | {"hidden_size": 60}, {"data": 4, "context": 2}, "data x context .* 60, got 8"),
+        (SNOWBALL | {"num_experts": 6}, {"data": 2, "expert": 4}, "num_experts of 6, got 4"),
+        (QWEN3_MOE, {"data": 4, "model": 2}, "moe_intermediate_size of 31, got 2"),
+        (QWEN3_MOE, {"data": 8}, "data must divide the model's hidden_size of 60, got 8"),
+    ],
+)
+def test_sizes_that_a_mesh_cannot_split_evenly_are_refused(
+    config: dict[str, Any], mesh: dict[str, int], rule: str, tmp_path: Path
+) -> None:
+    """The step says so before it imports what would break down over it; 4 x 8 devices hold Snowball."""
+    folder = folder_of(tmp_path / "model", **config)
+    training = TrainSftConfig(
+        model=folder, tokenizer=folder, plan=folder, caches=(folder,), seq_len=128, batch_size=8,
+        execution=ExecutionConfig(mesh=tuple(mesh.items())),
+    )  # fmt: skip
+
+    with pytest.raises(TrainInputError, match=rule):
+        train_sft(training, str(tmp_path / "output"))
+
+    published = model_split(folder_of(tmp_path / "published", **SNOWBALL))
+    check_mesh(32, {"context": 4, "expert": 8}, 8, 32_768, published)
+    check_mesh(8, {"data": 8}, 8, 32_768, published)
 
 
 @pytest.fixture(scope="module")

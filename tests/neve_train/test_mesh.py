@@ -5,12 +5,12 @@ import sys
 
 import pytest
 from neve_train.errors import TrainInputError
-from neve_train.mesh import check_mesh, export_axes
+from neve_train.mesh import ModelSplit, check_mesh, export_axes
 
 
 def test_check_mesh_fills_in_the_axis_that_takes_what_is_left() -> None:
     """32 devices over context 4 leave 8 for the experts."""
-    sizes = check_mesh(32, {"context": 4, "expert": -1}, 8, 32_768, 256)
+    sizes = check_mesh(32, {"context": 4, "expert": -1}, 8, 32_768)
 
     assert sizes == {"data": 1, "expert": 8, "context": 4, "model": 1}
 
@@ -21,7 +21,14 @@ def test_check_mesh_fills_in_the_axis_that_takes_what_is_left() -> None:
         (8, {"data": 3}, 9, 128, "must multiply to the 8 devices"),
         (8, {"expert": -1}, 12, 128, "batch_size must be divisible by the 8 parts.*Use 16"),
         (8, {"context": 8}, 8, 100, "seq_len must be divisible by the 8 parts"),
-        (8, {"expert": 8}, 8, 128, "num_experts must be divisible by the 8 parts"),
+        (8, {"expert": 8}, 8, 128, "expert must divide the model's num_experts of 4, got 8"),
+        (
+            8,
+            {"data": 4, "context": 2},
+            8,
+            128,
+            "data x context must divide .*hidden_size of 12, got 8",
+        ),
         (8, {"expert": -1, "data": -1}, 8, 128, "at most one -1"),
         (8, {"replica": 2, "data": 4}, 8, 128, "axes must be among"),
     ],
@@ -30,8 +37,11 @@ def test_check_mesh_names_what_does_not_divide(
     num_devices: int, axes: dict[str, int], batch_size: int, seq_len: int, match: str
 ) -> None:
     """Each misfit is one sentence about it."""
+    split = ModelSplit(
+        sizes={("data", "context"): {"hidden_size": 12}, ("expert",): {"num_experts": 4}}
+    )
     with pytest.raises(TrainInputError, match=match):
-        check_mesh(num_devices, axes, batch_size, seq_len, 4)
+        check_mesh(num_devices, axes, batch_size, seq_len, split)
 
 
 def test_export_axes_hold_the_weights_in_as_many_parts_as_experts_allow() -> None:

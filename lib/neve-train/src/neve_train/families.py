@@ -17,9 +17,9 @@ from typing import Any
 from neve import storage
 
 from neve_train.errors import TrainInputError
-from neve_train.mesh import AXES
+from neve_train.mesh import AXES, ModelSplit
 
-__all__ = ["FAMILIES", "Family", "family_of", "hf_converter", "read_model_config"]
+__all__ = ["FAMILIES", "Family", "family_of", "hf_converter", "model_split", "read_model_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,13 @@ class Family:
     """Name of the config class in that module."""
     mesh_axes: tuple[str, ...] = ("data", "model")
     """Mesh axes that may be above 1: data splits the batch, model the weight matrices."""
+    split: Mapping[tuple[str, ...], tuple[str, ...]] = dataclasses.field(
+        default_factory=lambda: {
+            ("data",): ("hidden_size",),
+            ("model",): ("vocab_size", "num_attention_heads", "intermediate_size"),
+        }
+    )
+    """By axes: what of a config.json they split, which must be in equal parts."""
     takes_adapters: bool = True
     """Whether its linear layers are haliax's, which low-rank adapters can be put on."""
     has_windows: bool = False
@@ -43,6 +50,17 @@ FAMILIES: dict[str, Family] = {
         module="snowball",
         config="SnowballConfig",
         mesh_axes=AXES,
+        split={
+            ("data", "context"): ("hidden_size",),
+            ("expert",): ("num_experts",),
+            ("model",): (
+                "vocab_size",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "moe_intermediate_size",
+                "shared_expert_intermediate_size",
+            ),
+        },
         takes_adapters=False,
         has_windows=True,
     ),
@@ -52,7 +70,14 @@ FAMILIES: dict[str, Family] = {
     "olmo3": Family(module="olmo3", config="Olmo3Config", has_windows=True),
     "qwen2": Family(module="qwen", config="QwenConfig"),
     "qwen3": Family(module="qwen", config="Qwen3Config"),
-    "qwen3_moe": Family(module="qwen3_moe", config="Qwen3MoeConfig"),
+    "qwen3_moe": Family(
+        module="qwen3_moe",
+        config="Qwen3MoeConfig",
+        split={
+            ("data",): ("hidden_size",),
+            ("model",): ("vocab_size", "num_attention_heads", "moe_intermediate_size"),
+        },
+    ),
 }
 """Families by the model_type of their config.json; grug_moe is Snowball."""
 
@@ -82,6 +107,23 @@ def family_of(folder: str) -> Family:
         TrainInputError: No config.json, or a model_type that isn't in FAMILIES.
     """
     return _family(folder, _read_config(folder))
+
+
+def model_split(folder: str) -> ModelSplit:
+    """Returns over which axes the model of a Hugging Face folder can be split.
+
+    Raises:
+        TrainInputError: No config.json, or a model_type that isn't in FAMILIES.
+    """
+    values = _read_config(folder)
+    family = _family(folder, values)
+    return ModelSplit(
+        axes=family.mesh_axes,
+        sizes={
+            axes: {name: values[name] for name in names if isinstance(values.get(name), int)}
+            for axes, names in family.split.items()
+        },
+    )
 
 
 def read_model_config(

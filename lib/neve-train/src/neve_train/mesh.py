@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from neve_train.errors import TrainInputError
 
-__all__ = ["AXES", "check_mesh", "export_axes"]
+__all__ = ["AXES", "ModelSplit", "check_mesh", "export_axes"]
 
 AXES = ("data", "expert", "context", "model")
 """Axes of every mesh: data and expert split the batch, context each row, model the weight matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSplit:
+    """Over which axes a model can be split, and into how many parts."""
+
+    axes: tuple[str, ...] = AXES
+    """Axes that may be above 1."""
+    sizes: Mapping[tuple[str, ...], Mapping[str, int]] = field(default_factory=dict)
+    """By axes: names and sizes of what they split, all of which their product must divide."""
 
 
 def check_mesh(
@@ -18,8 +29,7 @@ def check_mesh(
     axes: Mapping[str, int],
     batch_size: int,
     seq_len: int,
-    num_experts: int | None = None,
-    allowed: Sequence[str] = AXES,
+    split: ModelSplit = ModelSplit(),
 ) -> dict[str, int]:
     """Returns the size of every axis, with -1 and absent axes filled in.
 
@@ -28,8 +38,7 @@ def check_mesh(
         axes: Axis sizes; absent ones are 1 and one may be -1.
         batch_size: Rows per train step.
         seq_len: Positions per row.
-        num_experts: Routed experts of the model; None where unknown or where there are none.
-        allowed: Axes over which the model's family can be split; all others must be 1.
+        split: What the model allows; by default all axes, whatever their sizes.
 
     Raises:
         TrainInputError: An axis is unknown or not allowed, or something doesn't divide.
@@ -59,16 +68,22 @@ def check_mesh(
         )
     if absorber is not None:
         sizes[absorber] = num_devices // fixed
-    unused = {name: size for name, size in sizes.items() if size > 1 and name not in allowed}
+    unused = {name: size for name, size in sizes.items() if size > 1 and name not in split.axes}
     if unused:
         raise TrainInputError(
-            f"mesh: this model's axes can only be {', '.join(allowed)}, got {_text(unused)}. "
+            f"mesh: this model's axes can only be {', '.join(split.axes)}, got {_text(unused)}. "
             "Set these to 1 and data to -1."
         )
     _check_divides("batch_size", batch_size, sizes["data"] * sizes["expert"], "data x expert")
     _check_divides("seq_len", seq_len, sizes["context"], "context")
-    if num_experts is not None:
-        _check_divides("num_experts", num_experts, sizes["expert"], "expert")
+    for split_axes, values in split.sizes.items():
+        parts = math.prod(sizes[name] for name in split_axes)
+        for name, value in values.items():
+            if value % parts:
+                raise TrainInputError(
+                    f"mesh: {' x '.join(split_axes)} must divide the model's {name} of {value}, got "
+                    f"{parts}. Use a divisor of {value}."
+                )
     return sizes
 
 

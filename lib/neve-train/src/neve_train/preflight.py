@@ -86,10 +86,10 @@ def plan_training(request: PreflightRequest) -> Planned:
         TrainInputError: Accelerator, model, mesh or precision are wrong or don't fit together.
     """
     from neve_train import devices
-    from neve_train.families import family_of, read_model_config
+    from neve_train.families import family_of, model_split, read_model_config
 
     num_devices, accelerator = parse_accelerator(request.accelerator)
-    family = family_of(request.model)
+    split = model_split(request.model)
     config = read_model_config(request.model, request.capacity_factor)
     shape = model_shape(config)
     sizes = check_mesh(
@@ -97,18 +97,17 @@ def plan_training(request: PreflightRequest) -> Planned:
         request.mesh,
         request.batch_size,
         request.seq_len,
-        shape.num_experts or None,
-        family.mesh_axes,
+        split,
     )
     policy = devices.policy(request.precision)
     leaves = array_leaves(*trace_state(config, request, sizes, policy))
     return Planned(
         name=request.name,
-        family=family.module,
+        family=family_of(request.model).module,
         accelerator=accelerator,
         leaves=leaves,
         shape=shape,
-        mesh_axes=family.mesh_axes,
+        split=split,
         work=Workload(
             sizes=sizes,
             seq_len=request.seq_len,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from neve_train.accelerators import Accelerator
 from neve_train.errors import TrainInputError
-from neve_train.mesh import AXES, check_mesh
+from neve_train.mesh import ModelSplit, check_mesh
 from neve_train.preflight_memory import ArrayLeaf, Memory, ModelShape, Workload, estimate
 
 __all__ = ["Planned", "gigabytes", "reasons_against", "would_fit"]
@@ -35,8 +35,8 @@ class Planned:
     """Arrays of the training state."""
     shape: ModelShape
     """The model."""
-    mesh_axes: tuple[str, ...] = AXES
-    """Mesh axes that may be above 1 for its family."""
+    split: ModelSplit = field(default_factory=ModelSplit)
+    """Over which mesh axes the model can be split."""
     work: Workload
     """The train step."""
     num_train_steps: int | None
@@ -69,8 +69,7 @@ class Planned:
                 work.sizes,
                 work.batch_size,
                 work.seq_len,
-                self.shape.num_experts or None,
-                self.mesh_axes,
+                self.split,
             )
         except TrainInputError:
             return None

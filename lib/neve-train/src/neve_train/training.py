@@ -17,7 +17,7 @@ from neve_train.config import ExecutionConfig, TrainSftConfig
 from neve_train.data import read_data, read_plan, save_rows
 from neve_train.errors import DivergedError, PreemptedError, TrainInputError
 from neve_train.evaluation import HeldOutLoss
-from neve_train.families import family_of, read_model_config
+from neve_train.families import model_split, read_model_config
 from neve_train.losses import loss_sums
 from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
@@ -109,8 +109,7 @@ class _Run:
             dict(self.execution.mesh) or {"data": -1},
             config.batch_size,
             config.seq_len,
-            getattr(self.model_config, "num_experts", None),
-            family_of(str(config.model)).mesh_axes,
+            model_split(str(config.model)),
         )
         rows = config.batch_size // (axes["data"] * axes["expert"])
         self.num_microbatches = _num_microbatches(rows, self.execution.per_device_batch_size)
@@ -211,6 +210,7 @@ class _Run:
                     with self.clock.phase("data"):
                         batch = next(loader)
         finally:
+            self.metrics.write()  # of what went wrong, too
             loader.close()
 
     def _compiled(self, state: Any, batch: Any) -> Any:
