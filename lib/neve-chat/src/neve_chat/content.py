@@ -5,6 +5,7 @@ Values inside a row: text parts, reasoning tags, JSON text and Arrow's padding.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,9 +77,16 @@ def load_json(text: str) -> Any:
         ValueError: it isn't JSON; NaN, infinities and thousands of nested levels aren't either.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _refuse_constant(name: str) -> Any:

@@ -23,7 +23,7 @@ import zstandard
 from neve import storage
 
 from neve_chat.errors import ChatInputError
-from neve_chat.exact_json import holds_huge_number
+from neve_chat.exact_json import DECODER, holds_huge_number
 from neve_chat.input_files import (
     COLUMNAR_SUFFIXES,
     LINE_SUFFIXES,
@@ -202,9 +202,8 @@ def _parse_line(line: bytes) -> tuple[Any, str]:
             return value, ""
     except ValueError:
         pass
-    # The standard parser also takes NaN, lone surrogates, and integers beyond 64 bits as they are.
     try:
-        return json.loads(line), ""
+        return DECODER.decode(line.decode("utf-8-sig")), ""
     except ValueError as error:
         problem = f"not JSON: {error}"
     except RecursionError:
@@ -216,7 +215,6 @@ def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:
     """
     Items of one JSON array, or one value after the other; only one item is held at a time.
     """
-    decoder = json.JSONDecoder()
     utf8 = codecs.getincrementaldecoder("utf-8-sig")()
     text, at, step, at_end, is_array = "", 0, _READ_BYTES, False, None
     while True:
@@ -230,7 +228,7 @@ def _json_values(stream: Any) -> Iterator[tuple[Any, str]]:
             if is_array and text[at] == "]":
                 return
             try:
-                value, end = decoder.raw_decode(text, at)
+                value, end = DECODER.raw_decode(text, at)
             except ValueError:
                 if at_end:
                     raise

@@ -4,6 +4,7 @@ One unit of input to its shards. Runs in any process, on any machine.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
@@ -108,18 +109,19 @@ def _output_line(
     """
     The row's line, and the digest of the whole conversation for finding duplicates.
     """
-    messages = dumps(conversation.messages)
+    write = functools.partial(dumps, may_hold_nan=row.is_padded)
+    messages = write(conversation.messages)
     digest = hashlib.sha256(messages)
     row_id = conversation.source_id or digest.hexdigest()
     if replacements and _replace(conversation.messages, replacements):
-        messages = dumps(conversation.messages)
-    parts = [b'{"id":', dumps(row_id), b',"messages":', messages]
+        messages = write(conversation.messages)
+    parts = [b'{"id":', write(row_id), b',"messages":', messages]
     more = {"tools": conversation.tools, "chat_template_kwargs": conversation.template_kwargs}
     for key, value in more.items():
         if value:
-            parts += [b',"', key.encode(), b'":', dumps(value)]
+            parts += [b',"', key.encode(), b'":', write(value)]
             digest.update(b"".join(parts[-3:]))
-    parts += [b',"source":', dumps(row.place), b"}"]
+    parts += [b',"source":', write(row.place), b"}"]
     return b"".join(parts), digest.digest()[:DIGEST_BYTES]
 
 
