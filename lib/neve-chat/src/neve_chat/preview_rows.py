@@ -4,7 +4,7 @@ What previews are made of: conversations to show, those that training would not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,7 +100,7 @@ class PreviewSource(Protocol):
     """Where it is."""
     tokenizer: ChatTokenizer
     """The tokenizer of the ids."""
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
     """What is known about the whole: rejected, notes, template_name and digests; may be empty."""
 
     def conversations(self, start: int, num_rows: int) -> Iterator[Shown | Refused]:

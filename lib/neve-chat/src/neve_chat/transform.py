@@ -128,7 +128,7 @@ def transform_conversations(
     )
     if tasks.index:
         return {}
-    summary = _summary(facts, inputs) | {"num_files_left_out": len(others)}
+    summary: dict[str, Any] = _summary(facts, inputs) | {"num_files_left_out": len(others)}
     if policies.duplicate_rows != "drop":
         _check_shards(summary["shards"], output_path)
     if found is not None:

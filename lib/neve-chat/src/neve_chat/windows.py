@@ -82,11 +82,11 @@ class Shortener:
         pieces: list[tuple[dict[str, Any], Tokens]] = []
         done = 0
         while done < len(turns):
-            found = None
-            for first in dict.fromkeys((max(0, done - 1), done)):
-                found = self._window(row, system, turns[first:], done - first)
-                if found:
-                    break
+            first = max(0, done - 1)
+            found = self._window(row, system, turns[first:], done - first)
+            if not found and first < done:  # without the turn that was seen
+                first = done
+                found = self._window(row, system, turns[first:], 0)
             if not found:
                 self.notes["turns dropped, longer than a row"] += 1
                 done += 1
