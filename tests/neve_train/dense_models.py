@@ -1,4 +1,4 @@
-"""Small models of other kinds than Snowball for the tests: made, run, and computed once more in numpy."""
+"""Small models of other kinds than Snowball for the tests: made and run."""
 
 import json
 import shutil
@@ -118,51 +118,6 @@ def logits(model: Any, config: Any, tokens: np.ndarray, segments: Any = None) ->
         return values.rearrange((*axes, model.Vocab)).array
 
     return np.asarray(run(inference_mode(model, True)), np.float32)
-
-
-def reference_logits(path: Path, tokens: np.ndarray) -> np.ndarray:
-    """Returns float64[row, position, vocab] of a Llama, Mistral, Qwen2 or Qwen3, by the papers' formulas."""
-    weights = {name: value.astype(np.float64) for name, value in tensors(path).items()}
-    config = json.loads((path / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    size = config.get("head_dim", config["hidden_size"] // heads)
-    eps, length = config["rms_norm_eps"], tokens.shape[1]
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weights[f"{name}.weight"]
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
-
-    angles = np.outer(np.arange(length), 10_000.0 ** (-np.arange(0, size, 2) / size))
-    cos, sin = (np.tile(f(angles), 2)[None, :, None] for f in (np.cos, np.sin))
-
-    def rotated(x: np.ndarray) -> np.ndarray:
-        first, second = np.split(x, 2, axis=-1)
-        return x * cos + np.concatenate([-second, first], axis=-1) * sin
-
-    hidden = weights["model.embed_tokens.weight"][tokens]
-    future = np.triu(np.full((length, length), -np.inf), 1)
-    for number in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        x = norm(hidden, f"{layer}.input_layernorm")
-        q, k, v = (
-            linear(x, f"{layer}.self_attn.{name}_proj").reshape(*tokens.shape, -1, size)
-            for name in "qkv"
-        )
-        if f"{layer}.self_attn.q_norm.weight" in weights:
-            q, k = (norm(y, f"{layer}.self_attn.{n}_norm") for y, n in ((q, "q"), (k, "k")))
-        k, v = (np.repeat(y, heads // kv_heads, axis=2) for y in (rotated(k), v))
-        scores = np.einsum("bqhd,bkhd->bhqk", rotated(q), k) / np.sqrt(size) + future
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = np.einsum("bhqk,bkhd->bqhd", shares, v).reshape(*tokens.shape, -1)
-        hidden = hidden + linear(mixed, f"{layer}.self_attn.o_proj")
-        x = norm(hidden, f"{layer}.post_attention_layernorm")
-        gate, up = (linear(x, f"{layer}.mlp.{name}_proj") for name in ("gate", "up"))
-        hidden = hidden + linear(gate / (1 + np.exp(-gate)) * up, f"{layer}.mlp.down_proj")
-    head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-    return norm(hidden, "model.norm") @ weights[f"{head}.weight"].T
 
 
 def conversations() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int]]]:

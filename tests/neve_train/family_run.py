@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.neve_train import reference_dense
 from tests.neve_train.dense_models import (
     COMMON,
     CONFIGS,
@@ -20,7 +21,6 @@ from tests.neve_train.dense_models import (
     logits,
     make_model,
     mesh_of,
-    reference_logits,
     tensors,
 )
 from tests.neve_train.toy_run import SEQ_LEN, train_config
@@ -76,7 +76,7 @@ def round_trips(folder: Path) -> Any:
             "spread": float(alone.std()),
         }
         if family in ("llama", "mistral", "qwen2", "qwen3"):
-            error = np.abs(alone - reference_logits(path, apart)).max()
+            error = np.abs(alone - reference_dense.logits(path, apart)).max()
             results[family]["reference_error"] = float(error)
     results["refusals"] = [refusal(folder, values) for values in REFUSED]
     return results
