@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from neve_chat.preview_rows import Refused
+from neve_chat.preview_source import open_source
 
 ROOT = Path(__file__).resolve().parents[2]
 _RECIPE = """
@@ -197,3 +199,25 @@ def test_recipe_option_goes_with_a_path(place: Place) -> None:
     said = place.preview("toy_recipe", "--recipe", "toy_recipe", code=2)
 
     assert "--recipe toy_recipe: must go with a path" in said
+
+
+def test_rows_of_a_hand_written_file_are_checked_as_a_transform_would(
+    tmp_path: Path, tokenizer_path: str
+) -> None:
+    """
+    Whatever a line holds, it is shown or left out with its reason.
+    """
+    good = turns("q", "ok")
+    odd = [["hi"], [None], [{"content": "x"}], [{"role": "user", "content": 5}], []]
+    rows = [good, *({"messages": messages} for messages in odd), {**good, "tools": "x"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = open_source(str(tmp_path / "rows.jsonl"), tokenizer=tokenizer_path, template="chatml")
+
+    shown = list(source.conversations(0, 9))
+
+    assert [each.reason if isinstance(each, Refused) else "" for each in shown] == [
+        "", "malformed turn", "malformed turn", "malformed turn", "content is not text",
+        "empty conversation", "bad tools",
+    ]  # fmt: skip
+    assert source.counts().num_rows == 1
+    assert source.facts["rejected"]["malformed turn"] == 3

@@ -15,10 +15,12 @@ from typing import Any
 
 from neve import storage
 
+from neve_chat.adapt import RowAdapter
 from neve_chat.checks import RowRejected
 from neve_chat.errors import ChatInputError
 from neve_chat.preview_rows import Refused, RowLimit, Shown, check_start
 from neve_chat.row_tokens import RowTokens, open_template
+from neve_chat.schemas import ConversationSchema
 from neve_chat.spans import LossOptions
 from neve_chat.statistics import SplitCounts
 from neve_chat.templates import load_template
@@ -105,6 +107,8 @@ class ConversationSource:
         self._options = options
         self._limit = limit
         self._split = split
+        # What no transform step wrote may hold anything.
+        self._adapter = None if storage.is_dir(path) else RowAdapter(ConversationSchema())
         summary = storage.join(path, SUMMARY_NAME)
         self.facts: dict[str, Any] = {
             **(storage.read_json(summary) if storage.exists(summary) else {}),
@@ -157,7 +161,7 @@ class ConversationSource:
         """
         place = {"row": index, "source": row.get("source")}
         fraction = self._options.validation_fraction
-        is_held_out = fraction > 0 and is_validation(str(row["id"]), fraction)
+        is_held_out = fraction > 0 and is_validation(row["id"], fraction)
         split = "validation" if is_held_out else "train"
         if split != self._split:
             reason = "held out for validation" if is_held_out else "not held out for validation"
@@ -166,6 +170,7 @@ class ConversationSource:
             )
             return
         try:
+            row = row if self._adapter is None else _adapted(self._adapter, row)
             pieces = self._rows.of(row)
         except RowRejected as refusal:
             reason, detail = refusal.reason, refusal.detail
@@ -191,6 +196,16 @@ class ConversationSource:
                     yield _canonical(line, f"{self.path} line {index + 1}")
 
 
+def _adapted(adapter: RowAdapter, row: dict[str, Any]) -> dict[str, Any]:
+    conversation = adapter.adapt(row)
+    return {
+        **row,
+        "messages": conversation.messages,
+        "tools": conversation.tools,
+        "chat_template_kwargs": conversation.template_kwargs,
+    }
+
+
 def _canonical(line: bytes, where: str) -> dict[str, Any]:
     """
     A row of a file that no transform step wrote.
@@ -204,4 +219,5 @@ def _canonical(line: bytes, where: str) -> dict[str, Any]:
             f"{where}: must be a canonical conversation with messages, got {str(row)[:80]!r}. "
             "Transform the data first."
         )
-    return {"id": where.rpartition("/")[2], **row}
+    row_id = row.get("id")
+    return {**row, "id": where.rpartition("/")[2] if row_id is None else str(row_id)}
