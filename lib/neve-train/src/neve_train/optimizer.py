@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,9 +44,10 @@ def adam(config: OptimizerConfig, num_train_steps: int) -> AdamConfig:
 
 
 class _Adam(AdamConfig):
-    def build_weight_decay_mask(self) -> Callable[[Any], Any] | None:
+    def build_weight_decay_mask(self) -> Any:
         """Returns Levanter's mask, which refuses names that no trained tensor has."""
-        mask, wanted = super().build_weight_decay_mask(), self.weight_decay_modules or ()
+        mask: Any = super().build_weight_decay_mask()  # never None with the default mask
+        wanted = self.weight_decay_modules or ()
 
         def checked(model: Any) -> Any:
             paths = leaf_key_paths(model, is_leaf=lambda node: isinstance(node, NamedArray))
