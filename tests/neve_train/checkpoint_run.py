@@ -45,7 +45,7 @@ def torn(folder: Path) -> Any:
         writer.wait_until_finished()
 
     def load(path: str, size: int = 3) -> list[float]:
-        like = {"x": jax.ShapeDtypeStruct((size,), jnp.float32)}
+        like: dict[str, Any] = {"x": jax.ShapeDtypeStruct((size,), jnp.float32)}
         checkpoints.check_arrays(path, like)
         return checkpoints.load_checkpoint(like, path)["x"].tolist()
 

@@ -181,7 +181,9 @@ class NotingCheckpointer(Checkpointer):
     ) -> None:
         """Saves, after before_save; arrays that are left there may be cut for another mesh."""
         self._before_save()
-        _remove(storage.join(self.base_path, destination))
+        folder = storage.join(self.base_path, destination)
+        if not storage.exists(storage.join(folder, "metadata.json")):
+            _remove(folder)
         _everywhere(True)  # until it is gone
         super().save_checkpoint(tree, step, destination, *args, **kwargs)
 
@@ -253,8 +255,9 @@ def array_paths(tree: Any, below: str = "") -> dict[str, tuple[int, ...]]:
     keys = jax.tree.leaves(leaf_key_paths(arrays, is_leaf=is_named_array))
     prefix = f"{below}/" if below else ""
     return {
-        f"{prefix}{key.replace('.', '/')}": tuple(leaf.shape)
-        for key, leaf in zip(keys, jax.tree.leaves(arrays), strict=True)
+        f"{prefix}{key.replace('.', '/')}": tuple(array.shape)
+        for key, leaf in zip(keys, jax.tree.leaves(arrays, is_leaf=is_named_array), strict=True)
+        for array in jax.tree.leaves(leaf)  # none in what an adapter leaves frozen
     }
 
 
