@@ -185,3 +185,42 @@ def test_parity_of_marker_text(bench: Bench) -> None:
 
     run()
     assert min(seen["with markers"], seen["without"]) > 100
+
+
+def _said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+_CALL = {"id": "1", "function": {"name": "f", "arguments": {"x": [1, None, True, 1.5, "é<>&'"]}}}
+ODD = (
+    _said(("user", "q\x00"), ("assistant", "a\x00b\x00")),
+    _said(("user", "\x1b[31m\u202e\ufeff"), ("assistant", "\u2028\x85\x0b\u200b.")),
+    _said(("user", "\U0001f468\u200d\U0001f469"), ("assistant", "e\u0301\u0301 \U0001f600")),
+    _said(("user", "{{ 7*7 }} {% raw %}"), ("assistant", "{% endgeneration %}{# x #}")),
+    _said(("user", "  q\n"), ("assistant", "  a\n\n ")),
+    _said(("user", ""), ("assistant", "a")),
+    _said(("user", "q"), ("assistant", ""), ("user", "q"), ("assistant", "\n"), ("user", "z")),
+    _said(("system", "s1"), ("system", "s2"), ("user", "q"), ("assistant", "a")),
+    _said(("user", "q"), ("system", "s"), ("assistant", "a"), ("system", "z")),
+    _said(("assistant", "a"), ("assistant", "b"), ("user", "q"), ("assistant", "c")),
+    [
+        *_said(("user", "q")),
+        {"role": "assistant", "content": None, "tool_calls": [_CALL, _CALL]},
+        *_said(("tool", {"r": [1, "é"]}), ("tool", "text"), ("assistant", "a")),
+    ],
+    _said(*[("user", "q"), ("assistant", "a")] * 50),
+    _said(("user", "q"), ("assistant", "word the abc " * 300)),
+)
+
+
+@pytest.mark.parametrize("bench", ["byte_level", "sentence_piece"], indirect=True)
+def test_parity_of_odd_conversations(bench: Bench) -> None:
+    """
+    Control characters, Jinja in the data, turns in odd orders, empty ones, many and huge ones.
+    """
+    seen: Counter[str] = Counter()
+
+    for messages in ODD:
+        compare(bench, {"messages": messages}, seen)
+
+    assert seen.total() == len(ODD) * len(template_names())
