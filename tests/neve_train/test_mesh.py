@@ -20,6 +20,7 @@ def test_check_mesh_fills_in_the_axis_that_takes_what_is_left() -> None:
     [
         (8, {"data": 3}, 9, 128, "must multiply to the 8 devices"),
         (8, {"expert": -1}, 12, 128, "batch_size must be divisible by the 8 parts.*Use 16"),
+        (4, {"data": -1}, 6, 128, "batch_size must be divisible by the 4 parts.*got 6. Use 8"),
         (8, {"context": 8}, 8, 100, "seq_len must be divisible by the 8 parts"),
         (8, {"expert": 8}, 8, 128, "expert must divide the model's num_experts of 4, got 8"),
         (
