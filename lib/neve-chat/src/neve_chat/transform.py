@@ -154,10 +154,15 @@ class _Progress:
     def on_part(self, facts: dict[str, Any]) -> None:
         self._done += facts["unit"]["bytes"]
         self._rows += facts["rows_in"]
-        self.on_advance(0)
+        self._show(self._done)
 
     def on_advance(self, num_bytes: int) -> None:
-        self._shown = max(self._shown, min(self._done + num_bytes, self._total))
+        done = min(self._done + num_bytes, self._total)
+        if done > self._shown:
+            self._show(done)
+
+    def _show(self, done: int) -> None:
+        self._shown = max(self._shown, done)
         if self._on_progress is not None:
             self._on_progress(self._shown, self._total, {"rows": self._rows})
 
