@@ -137,6 +137,7 @@ def sums(folder: Path) -> Any:
     parts = json.loads(CASE_053.read_text())["microbatches"]
     table = np.concatenate([[0.0], *(part["per_token_loss"] for part in parts)]).astype(np.float32)
     num_devices, numbers = jax.device_count(), iter(range(1, len(table)))
+    table = np.append(table, np.float32("nan"))
     Batch, Pos = Axis("batch", 4), Axis("position", 12)
     tokens = np.zeros((4, 12), np.int32)
     weights = np.zeros((4, 12), np.float32)
@@ -146,6 +147,9 @@ def sums(folder: Path) -> Any:
         tokens[row, :size] = [next(numbers) for _ in range(size)]
         weights[row, :size] = part["weights"]
         segments[row, :size] = 0
+
+    poisoned = tokens.copy()
+    poisoned[1, 2] = len(table) - 1  # a trained token of the second part
 
     def losses(model: Any, example: Any, key: Any) -> LossSums:
         loss = jnp.asarray(table)[example.tokens.array] * model.scale
@@ -169,9 +173,13 @@ def sums(folder: Path) -> Any:
             return hax.named(jax.device_put(values, NamedSharding(mesh, spec)), axes)
 
         KeyPos = Pos.alias("key_position")
-        for name, factor in (("case", 1.0), ("nothing trained", 0.0)):
+        for name, factor, ids in (
+            ("case", 1.0, tokens),
+            ("nothing trained", 0.0, tokens),
+            ("no number", 1.0, poisoned),
+        ):
             batch = LmExample(
-                tokens=array(tokens, Batch, Pos),
+                tokens=array(ids, Batch, Pos),
                 loss_weight=array(weights * np.float32(factor), Batch, Pos),
                 attn_mask=AttentionMask(
                     is_causal=True,
@@ -231,6 +239,7 @@ def diverged(folder: Path) -> Any:
     (kept,) = output_path.glob("diverged-step-*.json")
     result["kept"] = [kept.name, json.loads(kept.read_text())]
     result["checkpoints"] = (output_path / "checkpoints").exists()
+    result["rows"] = read_rows(output_path / "loss.jsonl")
     often = dataclasses.replace(
         config.execution, eval_every_train_steps=1, checkpoint_every_train_steps=1
     )

@@ -284,8 +284,11 @@ def padding_and_drops() -> dict[str, Any]:
 
 
 def held_out() -> dict[str, Any]:
-    """Held-out loss of two sets that end within a batch, against sums of whole batches by hand."""
-    size, lengths = 256, (200, 90, 256, 120, 180)
+    """Held-out loss of two sets that end within a batch, against sums of whole batches by hand.
+
+    Of the size that padding_and_drops has compiled for.
+    """
+    size, lengths = 512, (400, 180, 512, 240, 360)
     rng = np.random.default_rng(2)
     rows = [[[rng.integers(1, 512, length)] for length in lengths] for _ in range(2)]
     config = devices.base_trainer_config(

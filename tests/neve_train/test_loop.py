@@ -1,6 +1,7 @@
 """The training loop: sums over a whole step, one program, a stop that is announced, what is kept."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -43,6 +44,10 @@ def test_every_trained_token_of_a_step_weighs_the_same(run_toy: Run, num_devices
         empty = found[f"nothing trained, {num_microbatches}"]
         assert (empty["loss"], empty["gradient_norm"], empty["scale"]) == (0, 0, 1)
         assert (empty["trained_tokens"], empty["step"]) == (0, 1)
+        # What is no number in one part alone is none in the whole.
+        broken = found[f"no number, {num_microbatches}"]
+        assert math.isnan(broken["loss"])
+        assert math.isnan(broken["gradient_norm"])
 
 
 @pytest.mark.full
@@ -178,6 +183,7 @@ def test_training_that_diverges_keeps_the_rows_of_the_train_step(run_toy: Run) -
         assert conversation["dataset"] == "a"
         assert len(row["token_ids"]) == len(row["loss_weights"]) == conversation["num_tokens"]
     assert not found["checkpoints"]
+    assert [row["step"] for row in found["rows"]] == list(range(step))
     # Loss and gradient of train step 1 are finite, the weights that it leaves are of no use.
     assert "held-out loss after train step 1: must be finite" in found["ruined"]
     assert not found["ruined_checkpoints"]
