@@ -23,7 +23,7 @@ __all__ = [
     "tokenize_chat",
 ]
 
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class TokenizeChatConfig(TokensConfig):
     num_processes: Any = unhashed(None)  # noqa: RUF009  frozen
     """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
     layout: int = _LAYOUT
-    """Form of the output; part of identity, so that outputs of an older form are made again."""
+    """Form of the output and rules that make it; part of identity: what older ones made is made again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

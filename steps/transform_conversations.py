@@ -22,7 +22,7 @@ __all__ = [
     "transform_conversations",
 ]
 
-_LAYOUT = 2
+_LAYOUT = 3
 _MB = 1_000_000
 
 
@@ -83,7 +83,7 @@ class TransformConversationsConfig(RowsConfig):
     num_processes: Any = unhashed(None)  # noqa: RUF009  frozen
     """Processes on each machine, >= 1, wrapped in unhashed(); None: one for each core."""
     layout: int = _LAYOUT
-    """Form of the output; part of identity, so that outputs of an older form are made again."""
+    """Form of the output and rules that make it; part of identity: what older ones made is made again."""
 
     def __post_init__(self) -> None:
         self.check_rows("transform")
