@@ -147,6 +147,8 @@ def _execution(spec: SFTSpec, sizes: dict[str, int]) -> ExecutionConfig:
         per_device_batch_size=spec.per_device_batch_size,
         checkpoint_every_train_steps=spec.checkpoint_every_train_steps,
         checkpoint_every_seconds=spec.checkpoint_every_seconds,
+        export_every_train_steps=spec.export_every_train_steps,
+        export_eos_token_ids=spec.model.eos_token_ids,
         eval_every_train_steps=spec.eval_every_train_steps,
         keep_every_train_steps=spec.keep_every_train_steps,
         keep_last_checkpoints=spec.keep_last_checkpoints,

@@ -117,6 +117,10 @@ class SFTSpec:
     keep_last_checkpoints: int = 1
     """Newest ones kept of the other checkpoints, 1 or more. Execution."""
 
+    export_every_train_steps: int | None = None
+    """Train steps between Hugging Face folders below checkpoints/<name>/exports, made while training
+    goes on; None: only the one at the end. Execution."""
+
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more. Execution."""
 

@@ -35,6 +35,7 @@ RANGES: dict[str, tuple[str, float, float]] = {
     "checkpoint_every_seconds": (WHOLE, 1, 10**9),
     "keep_every_train_steps": (WHOLE, 1, 2**40),
     "keep_last_checkpoints": (WHOLE, 1, 1000),
+    "export_every_train_steps": (WHOLE, 1, 2**40),
     "eval_every_train_steps": (WHOLE, 1, 2**40),
     "num_data_processes": (WHOLE, 1, 4096),
 }
@@ -59,6 +60,11 @@ def check_spec(spec: "SFTSpec") -> None:
         raise InputError(
             f"{what}: give one of num_train_steps and num_train_epochs, got "
             f"{spec.num_train_steps} and {spec.num_train_epochs}. Set the other one to None."
+        )
+    if spec.adapter is not None and spec.export_every_train_steps is not None:
+        raise InputError(
+            f"{what}: export_every_train_steps must be None where adapters are trained, got "
+            f"{spec.export_every_train_steps}. Keep checkpoints with keep_every_train_steps instead."
         )
 
 

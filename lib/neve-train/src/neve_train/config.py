@@ -117,6 +117,10 @@ class ExecutionConfig:
     checkpoint_every_train_steps makes. The last one always stays."""
     keep_last_checkpoints: int = 1
     """Of the others, how many of the newest are kept, 1 or more; one that stays replaces them."""
+    export_every_train_steps: int | None = None
+    """Train steps between Hugging Face folders exports/step-N, made beside the training; None: none."""
+    export_eos_token_ids: tuple[int, ...] = ()
+    """Further ids at which generation stops in them; those of template, tokenizer and base are included."""
     eval_every_train_steps: int = 100
     """Train steps between losses on the held-out rows, 1 or more."""
     max_eval_rows: int | None = None
@@ -141,6 +145,7 @@ class ExecutionConfig:
             "checkpoint_every_train_steps",
             "keep_every_train_steps",
             "keep_last_checkpoints",
+            "export_every_train_steps",
             "eval_every_train_steps",
             "max_eval_rows",
             "log_every_train_steps",

@@ -25,6 +25,7 @@ from neve_train.optimizer import adam
 from neve_train.preemption import StopRequest, noting_signals
 from neve_train.reporting import StepNumbers, check_held_out, check_step, totals
 from neve_train.resume import TRAINING_FILE, check_resumed, describe_training
+from neve_train.step_exports import StepExports
 from neve_train.throughput import PhaseClock
 from neve_train.tracking import Trackings, start_trackers
 from neve_train.train_state import starting_state
@@ -65,7 +66,8 @@ def train(
         trained_tokens, real_tokens, padding_fraction, dropped_fraction where experts may drop,
         num_train_steps_without_trained_tokens, positions_per_second and the like for each kind of
         token and mfu where it is known (both of this attempt), seconds and <phase>_seconds of this
-        attempt, compilation_cache_hits and _misses, resumed_from, checkpoint (relative to output_path).
+        attempt, compilation_cache_hits and _misses, resumed_from, exports made on the way and checkpoint
+        (relative to output_path), failed_exports.
 
     Raises:
         TrainInputError: Config, model, caches and mesh don't fit together, or more assignments to
@@ -130,6 +132,9 @@ class _Run:
         self.schedule = adam_config.lr_scheduler(self.num_train_steps)
         self.checkpoints_path = storage.join(output_path, "checkpoints")
         self.metrics = MetricsFile(storage.join(output_path, "loss.jsonl"), self.is_writer)
+        self.exports = StepExports(
+            config, output_path, callbacks.on_message, is_writer=self.is_writer
+        )
         self.clock = PhaseClock()
         self.torn: list[Any] = []
 
@@ -170,14 +175,21 @@ class _Run:
                 f"{lost[0]}: totals are without them."
             )
         checkpointer = checkpoints.NotingCheckpointer(
-            self.checkpoints_path, self.execution, before_save=self.metrics.write
+            self.checkpoints_path, self.execution, before_save=self._before_save
         )
         if first == 0:
             self._evaluate(state, 0)
+        else:
+            self._export(first)
         if first < self.num_train_steps:
-            self._steps(state, first, checkpointer)
+            try:
+                self._steps(state, first, checkpointer)
+            except BaseException:
+                self.exports.cancel()
+                raise
         with self.clock.phase("checkpoint"):
             checkpointer.wait_until_finished()
+            self.exports.finish()
         self.metrics.write()
         if self.is_writer:
             title = f"{self.run_id}, {self.num_train_steps} train steps"
@@ -263,9 +275,15 @@ class _Run:
             self.callbacks.on_metrics(completed, **row)
             self.trackings.log(completed, row)
         is_stopping = not is_last and self.request.is_set()
+        is_exported = not is_last and self.exports.is_due(completed)
         self.torn = checkpoints.without_step(self.torn, completed)
         with self.clock.phase("checkpoint"):
-            checkpointer.after_step(state, completed, is_last=is_last, is_stopping=is_stopping)
+            checkpointer.after_step(
+                state, completed, is_last=is_last, is_stopping=is_stopping or is_exported
+            )
+            if is_exported and not is_stopping:
+                checkpointer.wait_until_finished()
+                self._export(completed)
         self.metrics.add(completed, **self.clock.lap("eval", "checkpoint"))
         if is_stopping:
             self._stop(completed, checkpointer)
@@ -287,6 +305,14 @@ class _Run:
             f"training: {self.request.reason}; stopped after train step {completed} of "
             f"{self.num_train_steps}, saved. Run it again to go on."
         )
+
+    def _before_save(self) -> None:
+        self.metrics.write()
+        self.exports.finish()
+
+    def _export(self, completed: int) -> None:
+        if self.is_writer and completed < self.num_train_steps and self.exports.is_due(completed):
+            self.exports.start(completed)
 
     def _evaluate(self, state: Any, completed: int) -> None:
         if self.evaluate is None:
@@ -324,6 +350,8 @@ class _Run:
             **{f"{name}_seconds": round(value, 3) for name, value in times.items()},
             "compilation_cache_hits": counts.hits,
             "compilation_cache_misses": counts.misses,
+            "exports": [f"exports/step-{completed - 1}" for completed in self.exports.done],
+            "failed_exports": len(self.exports.failed),
             "resumed_from": first or None,
             "checkpoint": f"checkpoints/step-{self.num_train_steps - 1}",
         }
