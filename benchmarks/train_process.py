@@ -36,6 +36,7 @@ def run(
     cache: Path | None = None,
     *,
     until_step: int | None = None,
+    num_devices: int = 1,
     platform: str = "cpu",
 ) -> Done:
     """Run a mode to its end, or until it has done that many train steps.
@@ -47,10 +48,14 @@ def run(
         log: File for what it says.
         cache: Folder of compiled programs; None: as the program has it.
         until_step: Train steps after which it is killed.
+        num_devices: Virtual devices of a CPU.
         platform: JAX_PLATFORMS.
     """
     environ = {**os.environ, "JAX_PLATFORMS": platform, "WANDB_MODE": "disabled"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+    if platform == "cpu":
+        environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     if cache is not None:
         environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     print(f"{mode}{'' if until_step is None else ', restarted'} ...", flush=True)
@@ -59,7 +64,7 @@ def run(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=log.parent, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True
         )
         assert process.stdout is not None
         for line in process.stdout:
