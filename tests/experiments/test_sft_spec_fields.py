@@ -73,6 +73,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "checkpoint_every_seconds": {"checkpoint_every_seconds": 60},
     "keep_every_train_steps": {"keep_every_train_steps": 10},
     "keep_last_checkpoints": {"keep_last_checkpoints": 2},
+    "export_every_train_steps": {"export_every_train_steps": 2},
     "eval_every_train_steps": {"eval_every_train_steps": 5},
     "num_data_processes": {"num_data_processes": 3},
     "tracker": {"tracker": TrackerSpec(kinds=(), project="other", tags=("x",))},
