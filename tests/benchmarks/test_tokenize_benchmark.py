@@ -17,7 +17,7 @@ from tests.neve_chat.tiny_tokenizer import build_tokenizer
 def result(hashes: list[str], rate: float) -> dict[str, Any]:
     """Returns what an entrant's program would write."""
     return {
-        "tokens_per_second": rate, "rows": len(hashes), "tokens": 10, "row_hashes": hashes,
+        "tokens_per_second": rate, "rates": [rate, rate], "rows": len(hashes), "tokens": 10, "row_hashes": hashes,
         "seconds": [1.0], "small_seconds": [0.1], "cpu_seconds": [1.0], "small_cpu_seconds": [0.1],
         "tokens_per_cpu_second": rate, "peak_memory_bytes": 5,
     }  # fmt: skip
