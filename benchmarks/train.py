@@ -2,7 +2,7 @@
 
     python -m benchmarks.train [--json] [--folder DIR]
 
-Some fifteen minutes on two cores. Lengths as in benchmarks/lengths.py, at 1/128 of their size; a
+Some ten minutes on two cores. Lengths as in benchmarks/lengths.py, at 1/128 of their size; a
 small Snowball, for restarts one with Snowball's 26 layers on 8 virtual devices (context 2 x expert 4);
 each training is a process of its own, one after the other. Printed, and with --json the last line is
 one object of them:
