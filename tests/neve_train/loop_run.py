@@ -100,14 +100,20 @@ def stopped(folder: Path) -> Any:
 
 def cold(folder: Path) -> Any:
     """Goes on from the same checkpoint with an empty compilation cache."""
-    from neve_train.training import train
+    from neve_train.training import Callbacks, train
 
     config = train_config(folder)
     execution = dataclasses.replace(
         config.execution, compilation_cache_dir=str(folder / "compiled-anew")
     )
-    results = train(dataclasses.replace(config, execution=execution), str(folder / "told-cold"))
-    return {"results": results, "rows": read_rows(folder / "told-cold" / "loss.jsonl")}
+    messages: list[str] = []
+    results = train(
+        dataclasses.replace(config, execution=execution),
+        str(folder / "told-cold"),
+        Callbacks(on_message=messages.append),
+    )
+    rows = read_rows(folder / "told-cold" / "loss.jsonl")
+    return {"results": results, "rows": rows, "messages": messages}
 
 
 def sums(folder: Path) -> Any:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -97,6 +98,13 @@ def test_training_told_to_stop_saves_the_train_step_and_says_preempted(
     assert [row["step"] for row in stopped["rows_when_stopped"]] == [0, 1, 2, 3, 4]
 
 
+def compilation_keys(messages: list[str]) -> list[str]:
+    """Returns under which key the train step was looked for, each time."""
+    return [
+        found[1] for text in messages if (found := re.search(r"key (jit_train_step\S+)\)", text))
+    ]
+
+
 @pytest.mark.full
 def test_training_goes_on_to_the_bit_with_warm_and_cold_compilation_cache(
     stopped: dict[str, Any], whole: list[dict[str, Any]], run_toy: Run
@@ -108,6 +116,8 @@ def test_training_goes_on_to_the_bit_with_warm_and_cold_compilation_cache(
     assert exact(stopped["rows"]) == [row for row in exact(whole) if row["step"] != 2]
     assert exact(cold["rows"]) == exact(whole)
     assert any("read from the compilation cache" in text for text in stopped["messages"])
+    (key,) = compilation_keys(cold["messages"])
+    assert set(compilation_keys(stopped["messages"])) == {key}
     assert cold["results"]["compilation_cache_misses"] > 0
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "CacheCounts",
     "base_trainer_config",
     "cache_counts",
+    "cache_key",
     "initialize",
     "on_mesh",
     "policy",
@@ -89,13 +90,34 @@ class _CacheCounter:
             self.hits += 1
 
 
+class _CacheKeys(logging.Filter):
+    """Notes under which key each program was looked for; jax tells it in its log alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_program: dict[str, str] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Notes a key, and lets through what a logger that isn't asked for more lets through."""
+        if "with key" in str(record.msg) and isinstance(record.args, tuple):
+            program, key = record.args
+            self.by_program[str(program)] = str(key)
+        return record.levelno >= logging.WARNING
+
+
 _counter: _CacheCounter | None = None
+_keys = _CacheKeys()
 
 
 def cache_counts() -> CacheCounts:
     """Returns the counts since initialize was first called."""
     counter = _counter or _CacheCounter()
     return CacheCounts(hits=counter.hits, misses=counter.requests - counter.hits)
+
+
+def cache_key(name: str) -> str:
+    """Returns the key of the newest program of that function in the cache; empty if there is none."""
+    return next((key for program, key in reversed(_keys.by_program.items()) if name in program), "")
 
 
 def initialize(compilation_cache_dir: str | None = None) -> str:
@@ -123,6 +145,9 @@ def initialize(compilation_cache_dir: str | None = None) -> str:
     if _counter is None:
         _counter = _CacheCounter()
         jax.monitoring.register_event_listener(_counter)
+        logger = logging.getLogger("jax._src.compiler")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(_keys)
     logging.getLogger("levanter").setLevel(logging.WARNING)
     return folder
 

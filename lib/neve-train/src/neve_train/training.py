@@ -234,7 +234,8 @@ class _Run:
         where = "read from" if after.hits > before.hits else "not in"
         self.callbacks.on_message(
             f"train step compiled in {time.monotonic() - started:.1f} s, {where} the compilation cache "
-            f"({after.hits} hits, {after.misses} misses so far, {self.cache_dir})"
+            f"({after.hits} hits, {after.misses} misses so far, {self.cache_dir}, key "
+            f"{devices.cache_key('train_step') or 'unknown'})"
         )
         return step
 
