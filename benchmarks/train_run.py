@@ -221,13 +221,17 @@ def levanter(folder: Path, output: str) -> None:
     from neve_train.throughput import snowball_flops
 
     size, original = read_size(folder), Trainer.train_step
+    compute: dict[str, Any] = {"batch": ("replica_dcn", "data", "expert"), "vocab": "model"}
+    if size.mesh.get("context", 1) > 1:
+        compute["position"] = "context"
 
     def timed(trainer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         info = original(trainer, state, *args, **kwargs)
         _step(info.next_step)
         return info
 
-    Trainer.train_step = timed
+    trainer_type: Any = Trainer
+    trainer_type.train_step = timed
     hf_config = GrugMoeHfConfig(**json.loads((folder / "base" / "config.json").read_text()))
     model_config = SnowballConfig.from_hf_config(hf_config)
     train_lm(
@@ -259,11 +263,7 @@ def levanter(folder: Path, output: str) -> None:
                 mesh=MeshConfig(
                     axes={"replica": 1, "data": 1, "model": 1, "expert": 1, "context": 1}
                     | size.mesh,
-                    compute_mapping={
-                        "batch": ("replica_dcn", "data", "expert"),
-                        "vocab": "model",
-                        **({"position": "context"} if size.mesh.get("context", 1) > 1 else {}),
-                    },
+                    compute_mapping=compute,
                     param_mapping={"embed": "data", "vocab": "model"},
                 ),
                 checkpointer=CheckpointerConfig(
