@@ -251,3 +251,19 @@ def test_a_tokenizer_without_special_tokens_finds_nothing() -> None:
     assert special.find(row("<s>")) == []
     assert special.escape(conversation := row("<s>")) is conversation
     assert special.num_markers(Rendered("<s>", ())) == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(st.sampled_from("<|im_endx> \n\u00a0\u3000"), max_size=60))
+def test_the_quick_look_passes_over_no_text_that_needs_a_tag(text: str) -> None:
+    special = SpecialText(("<|im_end|>", "<|im|>", "[end]"), "error")
+
+    assert special._may_need_tags(text) or not special._places(text)
+
+
+def test_the_quick_look_sees_the_end_of_a_marker_behind_wide_spaces() -> None:
+    special = SpecialText(("<|im_end|>",), "error")
+    text = "\u3000" * 20 + "im_end|> and more"
+
+    assert special._places(text)
+    assert special._may_need_tags(text)

@@ -164,8 +164,7 @@ class SpecialText:
         for first in self._firsts:
             if first in text and (self._may_hold(text) or first in text.rstrip()[-self._longest :]):
                 return True
-        head = text[: self._longest]
-        head = head if head[:1] > " " else text.lstrip()[: self._longest]
+        head = text.lstrip()[: self._longest]
         for last in self._lasts:  # noqa: SIM110  any() would take most of the time
             if last in head:
                 return True
