@@ -54,7 +54,7 @@ def export_hf(config: ExportHfConfig, output_path: str) -> dict[str, Any]:
         train_step (completed), parameters, eos_token_ids, dtype.
 
     Raises:
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
         TrainInputError: An end-of-turn id is no token, or a cache was made with another template.
     """
     from neve import progress

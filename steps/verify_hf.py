@@ -26,7 +26,7 @@ def verify_hf(config: VerifyHfConfig, output_path: str) -> dict[str, Any]:
 
     Raises:
         TrainInputError: A tensor differs, is missing, or is in the folder alone.
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     from neve import progress, storage
     from neve_train.verify import verify_weights  # heavy: jax and Levanter

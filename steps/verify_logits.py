@@ -47,7 +47,7 @@ def verify_logits(config: VerifyLogitsConfig, output_path: str) -> dict[str, Any
 
     Raises:
         TrainInputError: The logits differ, or transformers can't compute them.
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     from neve import progress, storage
     from neve_train import verify_logits as comparison  # heavy: jax and Levanter

@@ -36,7 +36,7 @@ def starting_model(
 
     Raises:
         TrainInputError: Adapters don't fit the model.
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     dtype = policy.param_dtype if config.adapter is None else policy.compute_dtype
     model = load_weights(
@@ -74,7 +74,7 @@ def load_weights(
         on_message: Told which checkpoint is read, if it is one.
 
     Raises:
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     if checkpoint is None:
         model = load_hf_model(model_config, folder, tokenizer, dtype)

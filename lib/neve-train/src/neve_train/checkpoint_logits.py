@@ -12,7 +12,6 @@ import jmp
 import numpy as np
 from haliax import Axis
 from haliax.partitioning import named_jit
-from jax.sharding import PartitionSpec
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import split_activations
 from levanter.utils.tree_utils import inference_mode
@@ -33,7 +32,7 @@ def checkpoint_logits(
     keep: int,
     on_message: Callable[[str], None] = print,
 ) -> tuple[np.ndarray, int]:
-    """Returns Levanter's logits of the newest readable checkpoint cast to the folder's type.
+    """Returns Levanter's logits of the newest checkpoint cast to the folder's type.
 
     Args:
         checkpoint_path: Output of training, its checkpoints folder, or one step-N.
@@ -73,17 +72,14 @@ def checkpoint_logits(
 def _logits(model: Any, rows: np.ndarray, keep: int, trainer_config: Any) -> np.ndarray:
     axes = (Axis("batch", len(rows)), model.config.max_Pos.resize(rows.shape[1]))
 
-    def replicated(array: Any) -> Any:
-        whole = PartitionSpec(*[None] * array.ndim)
-        if trainer_config.use_explicit_mesh_axes:
-            return jax.sharding.reshard(array, whole)
-        return jax.lax.with_sharding_constraint(array, whole)
-
     @named_jit(axis_resources=trainer_config.compute_axis_mapping)
     def run(model: Any, tokens: Any) -> Any:
         mask = AttentionMask.causal()
         hidden, _ = split_activations(model.activations(hax.named(tokens, axes), mask))
-        last = replicated(hidden.rearrange((*axes, model.Embed)).array)[:, -keep:]
-        return last @ replicated(model.get_lm_head().rearrange((model.Embed, model.Vocab)).array)
+        last = devices.replicated(hidden.rearrange((*axes, model.Embed)).array, trainer_config)[
+            :, -keep:
+        ]
+        head = model.get_lm_head().rearrange((model.Embed, model.Vocab)).array
+        return last @ devices.replicated(head, trainer_config)
 
     return np.asarray(run(model, jnp.asarray(rows)), np.float32)

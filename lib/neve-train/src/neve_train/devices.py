@@ -29,6 +29,7 @@ __all__ = [
     "initialize",
     "on_mesh",
     "policy",
+    "replicated",
 ]
 
 
@@ -171,6 +172,14 @@ def on_mesh(config: TrainerConfig) -> Iterator[jax.sharding.Mesh]:
     mesh = config.device_mesh
     with hax.partitioning.set_mesh(mesh), hax.axis_mapping(config.parameter_axis_mapping):
         yield mesh
+
+
+def replicated(array: jax.Array, config: TrainerConfig) -> jax.Array:
+    """Returns the array whole on every device of the mesh, inside a program."""
+    whole = jax.sharding.PartitionSpec(*[None] * array.ndim)
+    if config.use_explicit_mesh_axes:
+        return jax.sharding.reshard(array, whole)
+    return jax.lax.with_sharding_constraint(array, whole)
 
 
 def policy(text: str) -> jmp.Policy:

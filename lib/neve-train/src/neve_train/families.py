@@ -149,8 +149,13 @@ def read_model_config(
         return _plain_config(folder, values, family)
     except TrainInputError:
         raise
-    # What Levanter's config classes raise for values that they don't know.
-    except (ValueError, NotImplementedError, AssertionError, KeyError, AttributeError) as error:
+    except (  # what Levanter's config classes raise for values that they don't know
+        ValueError,
+        NotImplementedError,
+        AssertionError,
+        KeyError,
+        AttributeError,
+    ) as error:
         raise TrainInputError(
             f"model {folder}: config.json must be one that Levanter's {family.config} reads, got "
             f"{error or type(error).__name__}. Use another model."

@@ -14,7 +14,6 @@ import jmp
 import numpy as np
 from haliax import Axis
 from haliax.partitioning import named_jit
-from jax.sharding import PartitionSpec
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import split_activations
 
@@ -143,19 +142,15 @@ def _chooser(Pos: Axis, num_rows: int, trainer_config: Any) -> Callable[..., np.
     """Returns choose(model, tokens, ends) -> int32[row], the likeliest next token of each row."""
     Batch = Axis("batch", num_rows)
 
-    def replicated(array: Any) -> Any:
-        whole = PartitionSpec(*[None] * array.ndim)
-        if trainer_config.use_explicit_mesh_axes:
-            return jax.sharding.reshard(array, whole)
-        return jax.lax.with_sharding_constraint(array, whole)
-
     @named_jit(axis_resources=trainer_config.compute_axis_mapping)
     def step(model: Any, tokens: Any, ends: Any) -> Any:
         mask = AttentionMask.causal()
         hidden, _ = split_activations(model.activations(hax.named(tokens, (Batch, Pos)), mask))
-        rows = replicated(hidden.rearrange((Batch, Pos, model.Embed)).array)
+        hidden = hidden.rearrange((Batch, Pos, model.Embed)).array
+        rows = devices.replicated(hidden, trainer_config)
         last = jnp.take_along_axis(rows, (ends - 1)[:, None, None], axis=1)[:, 0]
-        head = replicated(model.get_lm_head().rearrange((model.Embed, model.Vocab)).array)
+        head = model.get_lm_head().rearrange((model.Embed, model.Vocab)).array
+        head = devices.replicated(head, trainer_config)
         return jnp.argmax((last @ head).astype(jnp.float32), axis=-1)
 
     def choose(model: Any, tokens: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ def trainable(model: Any) -> Any:
 def load_adapters(
     model: Any, checkpoint_path: str, on_message: Callable[[str], None]
 ) -> tuple[Any, int]:
-    """Returns the model with the adapters of the newest readable checkpoint, and its train steps.
+    """Returns the model with the adapters of the newest checkpoint, and its train steps.
 
     Args:
         model: What `adapted` returns, with the base model that the training used.
@@ -66,7 +66,7 @@ def load_adapters(
         on_message: Told which checkpoint is read.
 
     Raises:
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     saved = eqx.filter(eqx.filter(model, trainable(model)), eqx.is_array)
 

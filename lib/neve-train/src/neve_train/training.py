@@ -302,9 +302,10 @@ class _Run:
 
     def _stop(self, completed: int, checkpointer: Any) -> None:
         checkpointer.wait_until_finished()
+        saved = "saved" if completed else "nothing to save yet"
         raise PreemptedError(
             f"training: {self.request.reason}; stopped after train step {completed} of "
-            f"{self.num_train_steps}, saved. Run it again to go on."
+            f"{self.num_train_steps}, {saved}. Run it again to go on."
         )
 
     def _before_save(self) -> None:

@@ -29,7 +29,7 @@ def verify_weights(
 
     Raises:
         TrainInputError: A tensor differs, is missing, or is in the folder alone; it names the first ones.
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     tensors, step = checkpoint_tensors(checkpoint_path, folder, on_message)
     faults: list[str] = []

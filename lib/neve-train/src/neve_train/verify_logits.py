@@ -63,7 +63,7 @@ def verify_logits(
 
     Raises:
         TrainInputError: Transformers can't compute the folder's logits, or they differ.
-        CheckpointError: No checkpoint there can be read.
+        CheckpointError: The newest checkpoint can't be read, or there is none.
     """
     if not storage.is_local(folder):
         raise TrainInputError(

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader, such as head, has seen enough
         sys.exit(0)
-    except Exception as error:
+    except Exception as error:  # any class may say that it is the user's; the rest is raised again
         if not isinstance(error, NeveError) and getattr(type(error), "exit_code", None) != 2:
             raise
         click.echo(Redactor().text(f"Error: {error}"), err=True)
