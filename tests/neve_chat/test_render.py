@@ -162,6 +162,19 @@ OWN_TEMPLATES = [
     "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"
     "{% for m in messages %}{% generation %}{{ turn(m) }}{% endgeneration %}{% endfor %}"
     "{{ tools | tojson(indent=2) }}{{ 'a<b' | tojson }}{{ unknown }}",
+    # A block is a scope of its own, sees the loop around it, and may hold loops.
+    "{% for m in messages %}{% set x = m.role %}{% with y = 'w' %}{% if loop.index > 1 %}"
+    "{% generation %}{% set x = x ~ loop.index ~ y %}{{ x }}{% for c in m.content %}"
+    "{% if c == 'g' %}{% break %}{% endif %}{{ c }}{{ loop.index }}{% endfor %}{% endgeneration %}"
+    "{% generation %}{% endgeneration %}{% generation %}const{% endgeneration %}"
+    "{% endif %}{{ x }}{% endwith %}{% endfor %}{{ x }}",
+    # Entries before attributes in brackets, attributes first behind a dot, absent ones undefined.
+    "{% for m in messages %}{{ m.absent is defined }}{{ m['absent'] | default('-') }}"
+    "{{ m.absent }}{{ m['keys']() | list }}{{ m.items() | list }}{{ m.content.absent is defined }}"
+    "{{ m['role']['upper']() }}{{ m.role.upper() }}{{ m[0] is defined }}"
+    "{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
+    # Names that mean something inside a macro.
+    "{% for m in messages %}{% generation %}{{ kwargs }}{{ varargs }}{% endgeneration %}{% endfor %}",
 ]
 
 
@@ -321,7 +334,24 @@ def test_render_refuses_a_generation_block_whose_place_is_unknown() -> None:
     """
     A block inside a macro would give a shifted mask, so it is an error.
     """
-    template = "{% macro m() %}x{% generation %}y{% endgeneration %}{% endmacro %}ab{{ m() }}"
+    block = "{% generation %}y{% endgeneration %}"
+    for template in (
+        "{% macro m() %}x" + block + "{% endmacro %}ab{{ m() }}",
+        "{% set t %}x" + block + "{% endset %}ab{{ t }}",
+        "{% generation %}first{% endgeneration %}ab{% filter upper %}x" + block + "{% endfilter %}",
+        "ab{% for m in [[[], []]] recursive %}x" + block + "{{ loop(m) }}{% endfor %}",
+    ):
+        with pytest.raises(ChatInputError, match="main text"):
+            ChatRenderer(template).render([])
 
-    with pytest.raises(ChatInputError, match="main text"):
-        ChatRenderer(template).render([])
+
+def test_a_block_in_a_macro_that_happens_to_be_in_place_has_its_span() -> None:
+    """
+    What a macro writes first stands where the macro is called.
+    """
+    template = (
+        "{% macro m() %}{% generation %}y{% endgeneration %}{% endmacro %}a{{ m() }}b"
+        "{% generation %}c{% endgeneration %}"
+    )
+
+    assert marked(ChatRenderer(template).render([])) == "a⟦y⟧b⟦c⟧"

@@ -15,6 +15,7 @@ import jinja2
 import pytest
 from neve_chat.errors import ChatInputError
 from neve_chat.render import ChatRenderer, Rendered
+from neve_chat.template_environment import CompiledTemplate
 from neve_chat.templates import (
     check_generation_marks,
     load_template,
@@ -330,7 +331,7 @@ def test_every_template_renders_where_undefined_names_are_errors(name: str) -> N
     Levanter renders with strict undefined values: absent keys and variables are asked for first.
     """
     text = load_template(name).text
-    environment = ChatRenderer(text)._template.environment.overlay(undefined=jinja2.StrictUndefined)
+    environment = CompiledTemplate(text).environment.overlay(undefined=jinja2.StrictUndefined)
     template = environment.from_string(text)
     messages = [*EVERYTHING, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
 

@@ -54,6 +54,7 @@ class TreeCacheWriter:
         self._is_local = is_local
         self._local.mkdir(parents=True, exist_ok=True)
         self._columns = {name: _Column(self._local / name / "data", "int32") for name in _FIELDS}
+        self._offsets = [_open(self._local / name / "offsets", "int64") for name in _FIELDS]
         self._ends = array("q")  # 8 bytes a row; element 0 of the file is known only at the end
         self.num_tokens = 0
 
@@ -87,10 +88,11 @@ class TreeCacheWriter:
         offsets = np.concatenate(
             [[self.num_rows], np.frombuffer(self._ends, dtype=np.int64)]
         ).astype(np.int64)
-        for name, column in self._columns.items():
-            column.flush()
-            store = _open(self._local / name / "offsets", "int64")
-            store[: len(offsets)].write(offsets).result()
+        writes = [column.write() for column in self._columns.values()]
+        for store in self._offsets:
+            writes.append(store.result()[: len(offsets)].write(offsets))
+        for write in writes:
+            write.result()
         self._publish()
         ledger = _ledger({"": (self.num_rows, self.num_tokens)}, "consolidated", self._metadata)
         storage.write_json(storage.join(self._output_path, "shard_ledger.json"), ledger)
@@ -172,21 +174,29 @@ class _Column:
             self._filled += len(part)
             values = values[len(part) :]
             if self._filled == _CHUNK:
-                self.flush()
+                self.write().result()
+                self._filled = 0
                 has_written = True
         return has_written
 
-    def flush(self) -> None:
+    def write(self) -> Any:
         """
-        Write what is buffered. Only the last chunk may be partial.
+        Start to write what is buffered, which must stay so until it is written. Only the last chunk
+        may be partial.
+
+        Returns:
+            A future.
         """
-        if self._filled:
-            end = self._written + self._filled
-            self._store[self._written : end].write(self._buffer[: self._filled]).result()
-            self._written, self._filled = end, 0
+        start, self._written = self._written, self._written + self._filled
+        store = self._store.result()
+        return store[start : self._written].write(self._buffer[: self._filled])
 
 
 def _open(path: Path, dtype: str) -> Any:
+    """
+    Returns:
+        A future of the new array.
+    """
     blosc = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle"}
     inner = {"chunk_shape": [_INNER_CHUNK], "codecs": [{"name": "blosc", "configuration": blosc}]}
     spec = {
@@ -201,4 +211,4 @@ def _open(path: Path, dtype: str) -> Any:
         # Two threads compress; more would only hold more copies of a chunk.
         "context": {"cache_pool": {"total_bytes_limit": 0}, "data_copy_concurrency": {"limit": 2}},
     }
-    return ts.open(spec, create=True, delete_existing=True).result()
+    return ts.open(spec, create=True, delete_existing=True)

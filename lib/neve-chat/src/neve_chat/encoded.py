@@ -4,6 +4,7 @@ What encoders take and give: texts in pieces, ids with their loss mask.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -25,12 +26,12 @@ class Tokens:
     mask: np.ndarray
     """int32[token], 1 where the token is trained."""
 
-    @property
+    @functools.cached_property
     def num_trained(self) -> int:
         """
         How many tokens are trained.
         """
-        return int(self.mask.sum())
+        return int(np.count_nonzero(self.mask))
 
 
 def text_pieces(rendered: Rendered) -> list[str]:

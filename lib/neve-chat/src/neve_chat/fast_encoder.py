@@ -141,21 +141,30 @@ class FastEncoder:
             pieces += text_pieces(rendered)
             first_pieces.append(len(pieces))
         raw_ids, raw_offsets = self._encoder.encode_batch_flat(pieces)
-        ids = np.frombuffer(raw_ids, np.uint32).astype(np.int32)
-        token_offsets = np.frombuffer(raw_offsets, np.uint64).astype(np.int64)
-        encoded = [piece.encode("utf-8") for piece in pieces]
-        byte_offsets = np.array([0, *itertools.accumulate(map(len, encoded))], dtype=np.int64)
+        ids = np.frombuffer(raw_ids, np.int32)
+        token_offsets = np.frombuffer(raw_offsets, np.int64)
+        encoded = {
+            index: np.frombuffer(piece.encode("utf-8"), np.uint8)
+            for index, piece in enumerate(pieces)
+            if not piece.isascii()
+        }
+        sizes = (len(encoded.get(index, piece)) for index, piece in enumerate(pieces))
+        byte_offsets = np.array([0, *itertools.accumulate(sizes)], dtype=np.int64)
         # int32 where it is enough: half the memory to go through.
         kind = np.int32 if byte_offsets[-1] < 2**31 - 2**16 else np.int64
         edges = np.zeros(len(ids) + 1, dtype=kind)
-        np.cumsum(self._num_bytes[ids], out=edges[1:])
+        # Taking with clip is faster; ids that aren't in the vocabulary don't sum to the text.
+        np.cumsum(self._num_bytes.take(ids, mode="clip"), out=edges[1:])
         wrong = np.flatnonzero(edges[token_offsets] != byte_offsets)
         num_good = len(conversations)
         if len(wrong):
             num_good = int(np.searchsorted(first_pieces, wrong[0], side="left")) - 1
-        text = np.frombuffer(b"".join(encoded), np.uint8)
+        text = np.zeros(byte_offsets[-1], np.uint8)  # what is ASCII may be any ASCII
+        for index, data in encoded.items():
+            text[byte_offsets[index] : byte_offsets[index + 1]] = data
         good = conversations[:num_good]
-        spans = _byte_spans(good, byte_offsets[first_pieces].tolist())
+        # Of the same kind, or each search would convert the edges of all tokens.
+        spans = _byte_spans(good, text).astype(kind)
         mask = self._mask(ids, edges, spans, text)
         borders = token_offsets[first_pieces].tolist()
         return [
@@ -171,9 +180,9 @@ class FastEncoder:
 
         Args:
             ids: int32[token].
-            edges: int64[token + 1], the byte at which each starts, and the end.
-            spans: int64[span, 2], bytes, half-open.
-            text: uint8[byte].
+            edges: int[token + 1], the byte at which each starts, and the end.
+            spans: int[span, 2], bytes, half-open, of the edges' kind.
+            text: uint8[byte], as in `_byte_spans`.
         """
         starts, ends, numbers = edges[:-1], edges[1:], None
         if self._is_trimmed:
@@ -191,28 +200,29 @@ class FastEncoder:
         last = np.searchsorted(ends, byte, side="right")
         if numbers is not None:
             first, last = numbers[first], numbers[last]
-        mask = np.zeros(len(ids), dtype=np.int32)
-        for start, end in zip(first.tolist(), last.tolist(), strict=True):
-            mask[start : end + 1] = 1
-        return mask
+        # A token of two spans begins the run of the second one no earlier than the first one ends.
+        borders = np.maximum.accumulate(np.column_stack([first, last + 1]).ravel())
+        runs = np.diff(borders, prepend=0, append=len(ids))
+        return np.repeat(np.resize(np.array([0, 1], dtype=np.int32), len(runs)), runs)
 
 
-def _byte_spans(conversations: Sequence[Rendered], offsets: Sequence[int]) -> np.ndarray:
+def _byte_spans(conversations: Sequence[Rendered], text: np.ndarray) -> np.ndarray:
     """
     int64[span, 2]: the spans of all conversations as bytes of the joined text.
+
+    Args:
+        conversations: with their spans.
+        text: uint8[byte], of these conversations and more; exact where it isn't ASCII.
     """
-    parts = [np.zeros((0, 2), dtype=np.int64)]
-    for rendered, start in zip(conversations, offsets, strict=False):
-        if not rendered.spans:
-            continue
-        spans = np.array(rendered.spans, dtype=np.int64)
-        if not rendered.text.isascii():
-            borders = sorted({0, *itertools.chain.from_iterable(rendered.spans)})
-            sizes = (_num_utf8_bytes(rendered.text[a:b]) for a, b in itertools.pairwise(borders))
-            places = dict(zip(borders, itertools.accumulate(sizes, initial=0), strict=True))
-            spans = np.array([(places[a], places[b]) for a, b in rendered.spans], dtype=np.int64)
-        parts.append(spans + start)
-    return np.concatenate(parts)
+    pairs = [span for rendered in conversations for span in rendered.spans]
+    starts = itertools.accumulate((len(rendered.text) for rendered in conversations), initial=0)
+    counts = [len(rendered.spans) for rendered in conversations]
+    shifts = np.repeat(np.array([*starts][:-1], dtype=np.int64), counts)
+    characters = np.array(pairs, dtype=np.int64).reshape(-1, 2) + shifts[:, None]
+    # A character is as many bytes further on as earlier ones have bytes behind their first.
+    further = np.flatnonzero(text.view(np.int8) < -64)
+    owners = further - np.arange(1, len(further) + 1)
+    return characters + np.searchsorted(owners, characters)
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> Iterator[int]:

@@ -1,27 +1,19 @@
 """
 Conversations to text, with the character spans that are trained.
 
-The environment is the one transformers gives a chat template, so text and masks are equal to
-`apply_chat_template`: sandboxed, trimmed blocks, loop controls, JSON neither sorted nor escaped.
+Text and masks are equal to those of transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
 
 from neve_chat.errors import ChatInputError
-from neve_chat.templates import is_built_in
+from neve_chat.template_environment import CompiledTemplate, MisplacedBlock
 
 __all__ = ["ChatRenderer", "Rendered", "TemplateRefusal", "rendering_notes"]
 
@@ -59,47 +51,6 @@ _ROW_ERRORS = (
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", "documents", "self"})
 
 
-class _GenerationTracker(jinja2.ext.Extension):
-    """
-    Notes where each generation block starts and ends in the text rendered so far.
-    """
-
-    tags = {"generation"}  # noqa: RUF012  declared so by jinja2.ext.Extension
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        super().__init__(environment)
-        self.num_chars = 0
-        self.spans: list[tuple[int, str]] = []
-        environment.extend(generation_tracker=self)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
-
-    def _note(self, caller: jinja2.runtime.Macro) -> str:
-        written = caller()
-        self.spans.append((self.num_chars, written))
-        return written
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """
-    The sandbox of transformers, with its verdicts kept: they depend on type and name alone.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._verdicts: dict[tuple[type, str], bool] = {}
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        key = (type(obj), attr)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            verdict = self._verdicts[key] = super().is_safe_attribute(obj, attr, value)
-        return verdict
-
-
 class ChatRenderer:
     """
     A compiled chat template with the special tokens it may name. Not for several threads at once.
@@ -123,19 +74,8 @@ class ChatRenderer:
         """
         self._name = name
         self._special_tokens = dict(special_tokens or {})
-        # What comes with neve needs no guard, which takes a quarter of the time.
-        kind = jinja2.Environment if is_built_in(template) else _Environment
-        environment = kind(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTracker, jinja2.ext.loopcontrols],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._tracker: _GenerationTracker = environment.generation_tracker  # type: ignore[attr-defined]
         try:
-            self._template = environment.from_string(template)
+            self._template = CompiledTemplate(template)
         except jinja2.TemplateSyntaxError as error:
             raise ChatInputError(
                 f"template {name!r} line {error.lineno}: must be valid Jinja, got: "
@@ -163,35 +103,24 @@ class ChatRenderer:
             TemplateRefusal: the template raised on this conversation.
             ChatInputError: a generation block sits where its position cannot be known.
         """
-        tracker = self._tracker
-        tracker.num_chars, tracker.spans = 0, []
-        pieces: list[str] = []
+        variables = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+            **kwargs,
+        }
         try:
-            variables = {
-                "messages": messages,
-                "tools": tools,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-                **self._special_tokens,
-                **kwargs,
-            }
-            # Template.generate would pass each piece on through another generator.
-            for piece in self._template.root_render_func(self._template.new_context(variables)):
-                pieces.append(piece)
-                tracker.num_chars += len(piece)
+            text, spans = self._template.render(variables)
+        except MisplacedBlock as error:
+            raise ChatInputError(
+                f"template {self._name!r}: a generation block must stand in the main text, got one "
+                "inside a macro, filter or set block. Move it out, or its loss mask would be wrong."
+            ) from error
         except _ROW_ERRORS as error:
             raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
-        text = "".join(pieces)
-        for start, written in tracker.spans:
-            if not text.startswith(written, start):
-                raise ChatInputError(
-                    f"template {self._name!r}: a generation block must stand in the main text, "
-                    f"got one inside a "
-                    "macro, filter or set block. Move it out, or its loss mask would be wrong."
-                )
-        return Rendered(
-            text, tuple((start, start + len(part)) for start, part in tracker.spans if part)
-        )
+        return Rendered(text, tuple(spans))
 
     def render_row(self, row: Mapping[str, Any]) -> Rendered:
         """
@@ -232,19 +161,3 @@ def rendering_notes(messages: Iterable[Mapping[str, Any]], text: str) -> Iterato
         content = message.get("content")
         if isinstance(content, str) and not is_there(content.strip()):
             yield f"{message['role']} text changed or dropped by the template"
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

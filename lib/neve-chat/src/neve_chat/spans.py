@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class LossOptions:
         roles = canonical_roles(self.train_roles, USUAL_ROLES)
         object.__setattr__(self, "train_roles", roles)
 
-    @property
+    @functools.cached_property
     def is_default(self) -> bool:
         """
         Whether exactly the generation blocks are trained.

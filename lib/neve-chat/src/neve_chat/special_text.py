@@ -19,18 +19,19 @@ import bisect
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from neve_chat.encoded import text_pieces
 from neve_chat.errors import ChatInputError
 from neve_chat.render import Rendered
+from neve_chat.row_texts import TEMPLATE_FIELDS, mapped_texts, row_texts, text_paths
 from neve_chat.tokenize_options import SPECIAL_TEXT_POLICIES
 
 __all__ = ["SpecialText"]
 
-_FIELDS = ("messages", "tools", "chat_template_kwargs")
 # Noncharacters of Unicode: never text, never white space, unchanged by JSON.
+_MAX_CLEAN = 10_000
 _TAGS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
@@ -68,15 +69,17 @@ class SpecialText:
         self.policy = policy
         self._every = _alternatives(every)
         self._markers = _alternatives(markers)
-        self._stems = tuple({marker[:2] for marker in markers})
+        self._stems = tuple((marker[:1], marker[1:2], marker[:2]) for marker in markers)
+        self._stems = tuple(dict.fromkeys(self._stems))
         self._longest = max(map(len, markers), default=0)
         self._firsts = tuple(sorted({marker[0] for marker in markers}))
         self._lasts = tuple(sorted({marker[-1] for marker in markers}))
-        self._first_chars, self._last_chars = map(_alternatives, (self._firsts, self._lasts))
+        self._ends = tuple(sorted({marker[-2:] for marker in markers}))
         parts = range(1, self._longest)
         self._prefixes = {m[:size] for m in markers for size in parts if size < len(m)}
         self._suffixes = {m[size:] for m in markers for size in parts if size < len(m)}
         self._tag = ""
+        self._clean: set[str] = set()  # short texts without places: keys and roles
 
     def find(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
         """
@@ -86,12 +89,12 @@ class SpecialText:
             row: canonical row; its messages, tools and chat_template_kwargs are looked at, the
                 keys of objects too.
         """
-        if not any(map(self._may_hold, _texts(row))):
+        if not any(map(self._may_hold, itertools.chain.from_iterable(row_texts(row)))):
             return []
         return [
             (path, match[0])
-            for field in _FIELDS
-            for path, text in _paths(row.get(field), field)
+            for field in TEMPLATE_FIELDS
+            for path, text in text_paths(row.get(field), field)
             for match in self._markers.finditer(text)
         ]
 
@@ -103,14 +106,19 @@ class SpecialText:
             A copy, or the row itself if it holds nothing of the kind.
         """
         self._tag = ""
-        texts = _texts(row)
+        short, long = row_texts(row)
+        short -= self._clean
+        texts = itertools.chain(short, long)
         if not any(map(self._places, filter(self._may_need_tags, texts))):
+            if len(self._clean) < _MAX_CLEAN:
+                self._clean |= short
             return row
+        texts = [*row_texts(row)[0], *long]
         self._tag = next(
             tag for tag in _TAGS if not any(tag in text or _ascii(tag) in text for text in texts)
         )
         return {
-            field: _mapped(value, self._tagged) if field in _FIELDS else value
+            field: mapped_texts(value, self._tagged) if field in TEMPLATE_FIELDS else value
             for field, value in row.items()
         }
 
@@ -152,8 +160,10 @@ class SpecialText:
         return sum(len(self._every.findall(piece)) for piece in text_pieces(rendered))
 
     def _may_hold(self, text: str) -> bool:
-        for stem in self._stems:  # noqa: SIM110  any() would take most of the time of short strings
-            if stem in text:
+        # A loop, because any() would take most of the time of short strings.
+        for first, second, stem in self._stems:  # noqa: SIM110
+            # One character is found ten times faster than two.
+            if second in text and first in text and stem in text:
                 return True
         return False
 
@@ -161,12 +171,14 @@ class SpecialText:
         """
         Quick, and True for a text with `_places`: most have none.
         """
-        for first in self._firsts:
-            if first in text and (self._may_hold(text) or first in text.rstrip()[-self._longest :]):
-                return True
+        # A part of a marker that is longer than one character holds its first or last two.
+        if self._may_hold(text) or text.rstrip().endswith(self._firsts):
+            return True
         head = text.lstrip()[: self._longest]
-        for last in self._lasts:  # noqa: SIM110  any() would take most of the time
-            if last in head:
+        if head.startswith(self._lasts):
+            return True
+        for end in self._ends:  # noqa: SIM110  any() would take most of the time
+            if end in head:
                 return True
         return False
 
@@ -187,14 +199,30 @@ class SpecialText:
         if self._may_hold(text):
             places.update(start + 1 for start, _ in self._overlapping(text))
         tail = text.rstrip()
-        for match in self._first_chars.finditer(tail, len(tail) - self._longest):
-            if tail[match.start() :] in self._prefixes:
-                places.add(len(tail))
+        if self._ends_in_prefix(tail[-self._longest :]):
+            places.add(len(tail))
         head = text.lstrip()
-        for match in self._last_chars.finditer(head, 0, self._longest):
-            if head[: match.end()] in self._suffixes:
-                places.add(len(text) - len(head))
+        if self._starts_with_suffix(head[: self._longest]):
+            places.add(len(text) - len(head))
         return sorted(places) if places else []
+
+    def _ends_in_prefix(self, tail: str) -> bool:
+        for first in self._firsts:
+            at = tail.find(first)
+            while at >= 0:
+                if tail[at:] in self._prefixes:
+                    return True
+                at = tail.find(first, at + 1)
+        return False
+
+    def _starts_with_suffix(self, head: str) -> bool:
+        for last in self._lasts:
+            at = head.find(last) + 1
+            while at:
+                if head[:at] in self._suffixes:
+                    return True
+                at = head.find(last, at) + 1
+        return False
 
     def _tagged(self, text: str) -> str:
         places = self._places(text)
@@ -214,54 +242,3 @@ def _ascii(tag: str) -> str:
     As JSON spells it in ASCII.
     """
     return json.dumps(tag)[1:-1]
-
-
-def _texts(row: Mapping[str, Any]) -> set[str]:
-    """
-    Every string of a row that reaches the template, keys of objects included. Once each: most of
-    them are keys and roles.
-    """
-    found: set[str] = set()
-    left: list[Any] = [row.get(field) for field in _FIELDS]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            found.update(value)
-            value = value.values()
-        elif isinstance(value, str):
-            found.add(value)
-            continue
-        elif not isinstance(value, list | tuple):
-            continue
-        for entry in value:
-            if isinstance(entry, str):
-                found.add(entry)
-            elif entry is not None:
-                left.append(entry)
-    return found
-
-
-def _paths(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """
-    The same below a value, each with its path.
-    """
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            if isinstance(key, str):
-                yield f"{path} (key)", key
-            yield from _paths(entry, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            yield from _paths(entry, f"{path}[{index}]")
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {_mapped(key, change): _mapped(entry, change) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mapped(entry, change) for entry in value]
-    return value

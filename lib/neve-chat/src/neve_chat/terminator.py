@@ -19,6 +19,8 @@ from neve_chat.tokens import ChatTokenizer, Tokens
 
 __all__ = ["Terminator", "find_terminator"]
 
+_TAIL = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terminator:
@@ -38,7 +40,10 @@ class Terminator:
         """
         Whether the last trained token of a conversation ends a turn.
         """
-        last = int(tokens.ids[tokens.mask.nonzero()[0][-1]])
+        start = len(tokens.ids) - _TAIL  # where it is, as a rule
+        if start < 0 or not tokens.mask[start:].any():
+            start = 0
+        last = int(tokens.ids[start + tokens.mask[start:].nonzero()[0][-1]])
         return last == self.ids[-1] if self.ids else last in self.special_ids
 
 

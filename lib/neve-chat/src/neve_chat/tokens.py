@@ -61,7 +61,8 @@ class ChatTokenizer:
                     f"num_threads of tokenizer {path}: must be at least 1, got {num_threads}. "
                     "Pass 1 where several processes run."
                 )
-            os.environ["RAYON_NUM_THREADS"] = str(num_threads)
+            for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+                os.environ[name] = str(num_threads)
         self.path = path
         file = storage.join(path, "tokenizer.json")
         if not storage.exists(file):
