@@ -53,6 +53,21 @@ def bad_arguments(arguments: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "x"}, answer]}
 
 
+def weighted(weight: Any) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": "a", "weight": weight}
+    return {"messages": [{"role": "user", "content": "q"}, answer]}
+
+
+@pytest.mark.parametrize("weight", [1, 1.0, True, None, 0, 0.0, False])
+def test_adapt_keeps_a_weight_of_zero_alone(weight: Any) -> None:
+    """
+    Trained or not is what a weight can say; other values are refused below.
+    """
+    answer = adapt(weighted(weight)).messages[1]
+
+    assert answer.get("weight", 1) == (1 if weight is None else weight)
+
+
 @pytest.mark.parametrize(
     ("row", "reason", "detail"),
     [
@@ -71,6 +86,8 @@ def bad_arguments(arguments: str) -> dict[str, Any]:
         (bad_arguments("[1, 2]"), "bad tool arguments", "must be an object"),
         (bad_arguments('"{}"'), "bad tool arguments", "must be an object"),
         ({**turns(*QA), "tools": "{"}, "bad tools", "not JSON"),
+        (weighted("0"), "bad turn weight", "turn 1 has the weight '0'"),
+        (weighted(0.5), "bad turn weight", "turn 1 has the weight 0.5"),
     ],
 )
 def test_adapt_refuses_with_a_reason_and_the_place(

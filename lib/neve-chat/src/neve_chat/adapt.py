@@ -156,12 +156,13 @@ class RowAdapter:
         assert role is not None  # an unknown role is never kept
         message: dict[str, Any] = {"role": role, "content": None}
         content = turn.get(schema.content_key)
-        if (
-            role in _TEXT_ONLY
-            and isinstance(content, str)
-            and len(turn) == 1 + (raw_role is not None)
-        ):
-            message["content"] = content  # most turns: the role, a text and nothing more
+        is_plain = isinstance(content, str) and len(turn) == 1 + (raw_role is not None)
+        if is_plain and role in _TEXT_ONLY:  # most turns: the role, a text and nothing more
+            message["content"] = content
+            return message
+        if is_plain and role == "assistant" and raw_role not in schema.function_call:
+            message["content"] = content
+            self._split_tags(message, faults.notes)
             return message
         calls = turn.get("tool_calls") or turn.get("function_call")  # the key of older APIs
         if role == "assistant" and raw_role in schema.function_call:
@@ -169,8 +170,13 @@ class RowAdapter:
         message["content"] = _reply(content) if role == "tool" else text_of(content, where)
         if role == "assistant":
             self._take_reasoning(turn, message, faults.notes)
-            if turn.get("weight") == 0:
+            weight = turn.get("weight")
+            if weight == 0:
                 message["weight"] = 0
+            elif weight is not None and weight != 1:
+                raise RowRejected(
+                    "bad turn weight", f"{where} has the weight {weight!r}, neither 0 nor 1"
+                )
         if isinstance(turn.get("name"), str) and turn["name"]:
             message["name"] = turn["name"]
         if role == "assistant" and calls:
@@ -194,6 +200,9 @@ class RowAdapter:
             if isinstance(turn.get(key), str) and turn[key]:
                 message["reasoning_content"] = turn[key]
                 break
+        self._split_tags(message, notes)
+
+    def _split_tags(self, message: dict[str, Any], notes: list[str]) -> None:
         tags, content = self.schema.reasoning_tags, message["content"]
         if tags is None or not content or not content.lstrip().startswith(tags[0]):
             return

@@ -41,7 +41,8 @@ completions |
 | tool calls that name no function | dropped: bad tool calls |
 | channel or recipient that harmony doesn't know | dropped: unknown channel / unknown recipient |
 | assistant turn with function_call, the key of older APIs | read as its tool call |
-| assistant turn with the weight 0 | kept, not trained |
+| assistant turn with the weight 0; with one that is neither 0 nor 1 | kept, not trained; dropped: \
+bad turn weight |
 | one list for each key of a turn instead of a list of turns | read as the turns |
 | a number that is NaN, infinite or an integer beyond 64 bits; a lone surrogate; more than 250 levels \
 | dropped: not writable as JSON |
