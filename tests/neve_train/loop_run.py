@@ -65,7 +65,6 @@ def stopped(folder: Path) -> Any:
         result["preempted"] = [str(error), error.exit_code]
     result["checkpoints"] = sorted(path.name for path in (output_path / "checkpoints").iterdir())
     result["train_step_programs"] = [name for name in programs.names if "train_step" in name]
-    result["evaluation_programs"] = [name for name in programs.names if "accum_for_batch" in name]
     result["rows_when_stopped"] = read_rows(output_path / "loss.jsonl")
     shutil.copytree(output_path, folder / "told-cold")
     other = train_config(folder, plan="plan-small-batch")
@@ -107,13 +106,19 @@ def cold(folder: Path) -> Any:
         config.execution, compilation_cache_dir=str(folder / "compiled-anew")
     )
     messages: list[str] = []
+    programs = CompiledPrograms()
     results = train(
         dataclasses.replace(config, execution=execution),
         str(folder / "told-cold"),
         Callbacks(on_message=messages.append),
     )
-    rows = read_rows(folder / "told-cold" / "loss.jsonl")
-    return {"results": results, "rows": rows, "messages": messages}
+    return {
+        "results": results,
+        "rows": read_rows(folder / "told-cold" / "loss.jsonl"),
+        "messages": messages,
+        "train_step_programs": [name for name in programs.names if "train_step" in name],
+        "evaluation_programs": [name for name in programs.names if "accum_for_batch" in name],
+    }
 
 
 def sums(folder: Path) -> Any:
@@ -133,7 +138,7 @@ def sums(folder: Path) -> Any:
     from levanter.trainer_state import TrainerState
     from neve_train import devices
     from neve_train.losses import LossSums
-    from neve_train.train_step import build_train_step, compile_train_step, placed
+    from neve_train.train_step import build_train_step, compile_train_step, on_states, placed
 
     class Scaled(eqx.Module):
         """The loss of a position is scale * the number that stands in the table for its token."""
@@ -201,7 +206,8 @@ def sums(folder: Path) -> Any:
                 )
                 state = placed(state, state, mesh)
                 step = build_train_step(config, losses, num_microbatches)
-                state, result = compile_train_step(step, state, batch, mesh)(state, batch)
+                program = compile_train_step(step, state, batch, mesh)
+                state, result = on_states(program, state)(state, batch)
                 found[f"{name}, {num_microbatches}"] = {
                     "loss": float(result.loss),
                     "gradient_norm": float(result.gradient_norm),

@@ -23,13 +23,16 @@ from neve_train.accelerators import memory_variables
 
 __all__ = [
     "CacheCounts",
+    "CacheLookup",
     "base_trainer_config",
     "cache_counts",
-    "cache_key",
+    "cache_lookups",
     "initialize",
     "on_mesh",
+    "platform",
     "policy",
     "replicated",
+    "without_cache",
 ]
 
 
@@ -91,23 +94,37 @@ class _CacheCounter:
             self.hits += 1
 
 
-class _CacheKeys(logging.Filter):
-    """Notes under which key each program was looked for; jax tells it in its log alone."""
+@dataclass(frozen=True, kw_only=True)
+class CacheLookup:
+    """One program that was looked for in the persistent cache."""
+
+    program: str
+    """Its name, such as jit_train_step."""
+    key: str
+    """Under which it is there, or was put there."""
+    is_hit: bool
+    """It was read; if not, it was compiled."""
+
+
+class _CacheLookups(logging.Filter):
+    """Notes each lookup; jax tells it in its log alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_program: dict[str, str] = {}
+        self.found: list[CacheLookup] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Notes a key, and lets through what a logger that isn't asked for more lets through."""
-        if "with key" in str(record.msg) and isinstance(record.args, tuple):
-            program, key = record.args
-            self.by_program[str(program)] = str(key)
+        """Notes a lookup, and lets through what a logger that isn't asked for more lets through."""
+        text = str(record.msg).lower()
+        is_hit = "cache hit for" in text
+        if (is_hit or "cache miss for" in text) and isinstance(record.args, tuple):
+            program, key = map(str, record.args)
+            self.found.append(CacheLookup(program=program, key=key, is_hit=is_hit))
         return record.levelno >= logging.WARNING
 
 
 _counter: _CacheCounter | None = None
-_keys = _CacheKeys()
+_lookups = _CacheLookups()
 
 
 def cache_counts() -> CacheCounts:
@@ -116,9 +133,9 @@ def cache_counts() -> CacheCounts:
     return CacheCounts(hits=counter.hits, misses=counter.requests - counter.hits)
 
 
-def cache_key(name: str) -> str:
-    """Returns the key of the newest program of that function in the cache; empty if there is none."""
-    return next((key for program, key in reversed(_keys.by_program.items()) if name in program), "")
+def cache_lookups(name: str) -> list[CacheLookup]:
+    """Returns the lookups of that function's programs since initialize was first called."""
+    return [lookup for lookup in _lookups.found if name in lookup.program]
 
 
 def initialize(compilation_cache_dir: str | None = None) -> str:
@@ -139,7 +156,7 @@ def initialize(compilation_cache_dir: str | None = None) -> str:
         jax.config.update(name, value)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if compilation_cache_dir or not folder:
-        folder = f"{compilation_cache_dir or _user_cache()}/{jax.__version__}-{_platform()}"
+        folder = f"{compilation_cache_dir or _user_cache()}/{jax.__version__}-{platform()}"
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -148,13 +165,13 @@ def initialize(compilation_cache_dir: str | None = None) -> str:
         jax.monitoring.register_event_listener(_counter)
         logger = logging.getLogger("jax._src.compiler")
         logger.setLevel(logging.DEBUG)
-        logger.addFilter(_keys)
+        logger.addFilter(_lookups)
     logging.getLogger("levanter").setLevel(logging.WARNING)
     return folder
 
 
-def _platform() -> str:
-    """Returns jax's platform; a CPU with what it can do, which its compiled programs rely on."""
+def platform() -> str:
+    """Returns jax's platform; of a CPU also what it can do, which its compiled programs rely on."""
     platform = jax.default_backend()
     if platform != "cpu":
         return platform
@@ -164,6 +181,21 @@ def _platform() -> str:
         lines = []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"cpu-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """Lets jax neither read nor write compiled programs; no other thread may compile meanwhile."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    was_enabled = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it looks once whether it is enabled
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", was_enabled)
+        compilation_cache.reset_cache()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from levanter.utils.tree_utils import inference_mode
 
 from neve_train.losses import LossSums
 
-__all__ = ["StepResult", "build_train_step", "compile_train_step", "placed"]
+__all__ = ["StepResult", "build_train_step", "compile_train_step", "on_states", "placed"]
 
 Losses = Callable[[Any, Any, jax.Array], LossSums]
 """(model in compute precision, example, key) -> sums of a batch or a part of one."""
@@ -94,11 +94,11 @@ def build_train_step(
 
 def compile_train_step(
     train_step: Callable[[Any, Any], tuple[Any, StepResult]], state: Any, batch: Any, mesh: Mesh
-) -> Callable[[Any, Any], tuple[Any, StepResult]]:
-    """Returns the compiled program of the step, which gives the state back as it takes it.
+) -> jax.stages.Compiled:
+    """Returns the compiled program of the step: (arrays of a state, batch) -> (the next ones, result).
 
     One program for the whole training: a state or batch of another form is an error, never a
-    second compilation. The state that goes in is used up.
+    second compilation. The arrays that go in are used up.
 
     Args:
         train_step: From build_train_step.
@@ -114,11 +114,23 @@ def compile_train_step(
 
     step.__name__ = step.__qualname__ = "train_step"  # the program's name in logs and profiles
     shardings = jax.tree.map(lambda leaf: leaf.sharding, arrays)
-    program = (
+    return (
         jax.jit(step, donate_argnums=0, out_shardings=(shardings, NamedSharding(mesh, P())))
         .lower(arrays, batch)
         .compile()
     )
+
+
+def on_states(
+    program: Callable[[Any, Any], tuple[Any, StepResult]], state: Any
+) -> Callable[[Any, Any], tuple[Any, StepResult]]:
+    """Returns the program as (state, batch) -> (next state, result); a state that goes in is used up.
+
+    Args:
+        program: Of arrays, as compile_train_step returns it.
+        state: Any state of the training: what isn't an array stays as it is.
+    """
+    rest = eqx.filter(state, eqx.is_array, inverse=True)
 
     def run(state: Any, batch: Any) -> tuple[Any, StepResult]:
         arrays, result = program(eqx.filter(state, eqx.is_array), batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -18,18 +19,20 @@ from neve_train.data import read_data, read_plan, save_rows
 from neve_train.errors import DivergedError, PreemptedError, TrainInputError
 from neve_train.evaluation import HeldOutLoss
 from neve_train.families import model_split, read_model_config
+from neve_train.kept_program import KeptProgram
 from neve_train.losses import loss_sums
 from neve_train.mesh import check_mesh
 from neve_train.metrics import MetricsFile, draw_curve
 from neve_train.optimizer import adam
 from neve_train.preemption import StopRequest, noting_signals
+from neve_train.program_key import program_key
 from neve_train.reporting import StepNumbers, check_held_out, check_step, totals
 from neve_train.resume import TRAINING_FILE, check_resumed, describe_training
 from neve_train.step_exports import StepExports
 from neve_train.throughput import PhaseClock
 from neve_train.tracking import Trackings, start_trackers
 from neve_train.train_state import starting_state
-from neve_train.train_step import build_train_step, compile_train_step
+from neve_train.train_step import build_train_step, compile_train_step, on_states
 
 __all__ = ["Callbacks", "train"]
 
@@ -135,6 +138,7 @@ class _Run:
         self.exports = StepExports(
             config, output_path, callbacks.on_message, is_writer=self.is_writer
         )
+        self.kept = self._kept_program()
         self.clock = PhaseClock()
         self.torn: list[Any] = []
 
@@ -156,6 +160,8 @@ class _Run:
                     results = self._train()
                 exit_code = 0
             finally:
+                if self.kept:
+                    self.kept.finish()
                 self.trackings.finish(exit_code=exit_code)
         return results
 
@@ -226,18 +232,33 @@ class _Run:
             loader.close()
 
     def _compiled(self, state: Any, batch: Any) -> Any:
+        started = time.monotonic()
+        if self.kept is None or (program := self.kept.take(state, batch)) is None:
+            return on_states(self._compile(state, batch), state)
+        self.callbacks.on_message(
+            f"train step there after {time.monotonic() - started:.1f} s, not compiled: its program was "
+            f"read from {self.kept.path}"
+        )
+        return on_states(program, state)
+
+    def _compile(self, state: Any, batch: Any) -> Any:
         losses = functools.partial(_losses, self.config.z_loss)
         train_step = build_train_step(self.trainer_config, losses, self.num_microbatches)
-        before, started = devices.cache_counts(), time.monotonic()
-        step = compile_train_step(train_step, state, batch, self.trainer_config.device_mesh)
-        after = devices.cache_counts()
-        where = "read from" if after.hits > before.hits else "not in"
+        num_before, started = len(devices.cache_lookups("train_step")), time.monotonic()
+        is_faulty = self.kept is not None and self.kept.is_faulty
+        with devices.without_cache() if is_faulty else contextlib.nullcontext():
+            program = compile_train_step(train_step, state, batch, self.trainer_config.device_mesh)
+        lookup = next(iter(devices.cache_lookups("train_step")[num_before:]), None)
+        where = "read from" if lookup and lookup.is_hit else "not in"
+        counts = devices.cache_counts()
         self.callbacks.on_message(
             f"train step compiled in {time.monotonic() - started:.1f} s, {where} the compilation cache "
-            f"({after.hits} hits, {after.misses} misses so far, {self.cache_dir}, key "
-            f"{devices.cache_key('train_step') or 'unknown'})"
+            f"({counts.hits} hits, {counts.misses} misses so far, {self.cache_dir}, key "
+            f"{lookup.key if lookup else 'unknown'})"
         )
-        return step
+        if self.kept and (is_faulty or (lookup and not lookup.is_hit)):
+            self.kept.keep(program, state, batch)
+        return program
 
     def _state(self) -> Any:
         facts = describe_training(self.config, self.data.train)
@@ -254,6 +275,15 @@ class _Run:
         if checkpoint is None and self.is_writer:
             storage.write_json(storage.join(self.output_path, TRAINING_FILE), facts)
         return state
+
+    def _kept_program(self) -> KeptProgram | None:
+        """Returns the file of the compiled train step; none where several processes must agree on it."""
+        if jax.process_count() > 1:
+            return None
+        key = program_key(
+            self.config, self.plan, self.model_config, self.trainer_config, self.num_microbatches
+        )
+        return KeptProgram(self.cache_dir, key, self.callbacks.on_message)
 
     def _held_out_loss(self) -> HeldOutLoss | None:
         if self.data.validation:
