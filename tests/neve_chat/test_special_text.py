@@ -258,7 +258,7 @@ def test_a_tokenizer_without_special_tokens_finds_nothing() -> None:
 def test_the_quick_look_passes_over_no_text_that_needs_a_tag(text: str) -> None:
     special = SpecialText(("<|im_end|>", "<|im|>", "[end]"), "error")
 
-    assert special._may_need_tags(text) or not special._places(text)
+    assert [*special._suspects([text])] or not special._places(text)
 
 
 def test_the_quick_look_sees_the_end_of_a_marker_behind_wide_spaces() -> None:
@@ -266,4 +266,4 @@ def test_the_quick_look_sees_the_end_of_a_marker_behind_wide_spaces() -> None:
     text = "\u3000" * 20 + "im_end|> and more"
 
     assert special._places(text)
-    assert special._may_need_tags(text)
+    assert [*special._suspects([text])]

@@ -9,7 +9,8 @@ them are there, and makes the split complete (Levanter's layout "sharded").
 The arrays differ from Levanter's own in two values, which readers take from zarr.json. A chunk file
 holds 2**22 elements instead of 2**27, so that each is written once, whole, from a buffer of 16 MiB;
 Levanter's size needs either half a gigabyte of buffer for each field or a rewrite of the file at
-every flush. And the codec is lz4: half the time of zstd for a quarter more space.
+every flush. And the codec is lz4: half the time of zstd for a quarter more space; masks aren't
+shuffled, which makes them smaller and twice as fast to read.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _INNER_CHUNK = 262_144
 _CHUNK = 16 * _INNER_CHUNK
 _UNBOUNDED = 2**54
 _FIELDS = ("input_ids", "assistant_masks")
+_SHUFFLE = {"input_ids": "shuffle", "assistant_masks": "noshuffle"}
 
 
 class TreeCacheWriter:
@@ -53,7 +55,9 @@ class TreeCacheWriter:
         self._local = Path(storage.local_path(output_path)) if is_local else scratch
         self._is_local = is_local
         self._local.mkdir(parents=True, exist_ok=True)
-        self._columns = {name: _Column(self._local / name / "data", "int32") for name in _FIELDS}
+        self._columns = {
+            name: _Column(self._local / name / "data", _SHUFFLE[name]) for name in _FIELDS
+        }
         self._offsets = [_open(self._local / name / "offsets", "int64") for name in _FIELDS]
         self._ends = array("q")  # 8 bytes a row; element 0 of the file is known only at the end
         self.num_tokens = 0
@@ -154,12 +158,12 @@ def _ledger(
 
 class _Column:
     """
-    One 1-D array that grows; written in whole chunks.
+    One 1-D array of int32 that grows; written in whole chunks.
     """
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self._store = _open(path, dtype)
-        self._buffer = np.zeros(_CHUNK, dtype=dtype)
+    def __init__(self, path: Path, shuffle: str) -> None:
+        self._store = _open(path, "int32", shuffle)
+        self._buffer = np.zeros(_CHUNK, dtype=np.int32)
         self._filled = 0
         self._written = 0
 
@@ -192,12 +196,12 @@ class _Column:
         return store[start : self._written].write(self._buffer[: self._filled])
 
 
-def _open(path: Path, dtype: str) -> Any:
+def _open(path: Path, dtype: str, shuffle: str = "shuffle") -> Any:
     """
     Returns:
         A future of the new array.
     """
-    blosc = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle"}
+    blosc = {"cname": "lz4", "clevel": 1, "shuffle": shuffle}
     inner = {"chunk_shape": [_INNER_CHUNK], "codecs": [{"name": "blosc", "configuration": blosc}]}
     spec = {
         "driver": "zarr3",

@@ -153,8 +153,9 @@ class FastEncoder:
         # int32 where it is enough: half the memory to go through.
         kind = np.int32 if byte_offsets[-1] < 2**31 - 2**16 else np.int64
         edges = np.zeros(len(ids) + 1, dtype=kind)
-        # Taking with clip is faster; ids that aren't in the vocabulary don't sum to the text.
-        np.cumsum(self._num_bytes.take(ids, mode="clip"), out=edges[1:])
+        # Faster with clip; ids that aren't in the vocabulary don't sum to the text.
+        num_bytes = self._num_bytes.take(ids.astype(np.intp), mode="clip")
+        np.cumsum(num_bytes, out=edges[1:])
         wrong = np.flatnonzero(edges[token_offsets] != byte_offsets)
         num_good = len(conversations)
         if len(wrong):

@@ -19,7 +19,7 @@ def row_texts(row: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     Every string of a row that reaches the template, keys of objects included: the short ones, once
     each, and the long ones.
     """
-    short: set[str] = set()
+    short = {"role", "content"}  # the keys of nearly every message
     long: list[str] = []
     left: list[Any] = [row.get(field) for field in TEMPLATE_FIELDS]
     while left:
@@ -37,6 +37,14 @@ def row_texts(row: Mapping[str, Any]) -> tuple[set[str], list[str]]:
                     long.append(entry)
                 else:
                     short.add(entry)
+            elif (
+                entry.__class__ is dict
+                and len(entry) == 2
+                and (role := entry.get("role")).__class__ is str
+                and (content := entry.get("content")).__class__ is str
+            ):  # most messages
+                short.add(role)
+                long.append(content)
             elif entry is not None:
                 left.append(entry)
     return short, long

@@ -108,8 +108,7 @@ class SpecialText:
         self._tag = ""
         short, long = row_texts(row)
         short -= self._clean
-        texts = itertools.chain(short, long)
-        if not any(map(self._places, filter(self._may_need_tags, texts))):
+        if not any(map(self._places, self._suspects(itertools.chain(short, long)))):
             if len(self._clean) < _MAX_CLEAN:
                 self._clean |= short
             return row
@@ -167,20 +166,25 @@ class SpecialText:
                 return True
         return False
 
-    def _may_need_tags(self, text: str) -> bool:
+    def _suspects(self, texts: Iterable[str]) -> Iterator[str]:
         """
-        Quick, and True for a text with `_places`: most have none.
+        Those that may have `_places`; a quick look, because most have none.
         """
-        # A part of a marker that is longer than one character holds its first or last two.
-        if self._may_hold(text) or text.rstrip().endswith(self._firsts):
-            return True
-        head = text.lstrip()[: self._longest]
-        if head.startswith(self._lasts):
-            return True
-        for end in self._ends:  # noqa: SIM110  any() would take most of the time
-            if end in head:
-                return True
-        return False
+        firsts, lasts, ends, longest = self._firsts, self._lasts, self._ends, self._longest
+        may_hold = self._may_hold
+        for text in texts:
+            # A part of a marker that is longer than one character holds its first or last two.
+            if may_hold(text) or text.rstrip().endswith(firsts):
+                yield text
+                continue
+            head = text.lstrip()[:longest]
+            if head.startswith(lasts):
+                yield text
+                continue
+            for end in ends:  # any() would take most of the time
+                if end in head:
+                    yield text
+                    break
 
     def _overlapping(self, text: str) -> Iterator[tuple[int, int]]:
         """
