@@ -347,9 +347,10 @@ def together(folder: Path) -> Any:
     if count > 1:
         jax.distributed.initialize(os.environ["COORDINATOR"], count, index)
     from neve_train import planned_rows
-    from neve_train.training import train
+    from neve_train.training import Callbacks, train
 
     read: list[int] = []
+    messages: list[str] = []
     get_batch = planned_rows.PlannedRows.get_batch
 
     async def noting(self: Any, indices: Any) -> Any:
@@ -359,12 +360,13 @@ def together(folder: Path) -> Any:
     planned_rows.PlannedRows.get_batch = noting  # what it reads is what this test is about
     config = train_config(folder, mesh=(("data", 2),))
     config = dataclasses.replace(config, precision="p=f32,c=f32")
-    output_path = folder / f"together-{count}"
-    results = train(config, str(output_path))
+    output_path = folder / os.environ["OUTPUT_NAME"]
+    results = train(config, str(output_path), Callbacks(on_message=messages.append))
     return {
         "num_devices": jax.device_count(),
         "num_local_devices": jax.local_device_count(),
         "read": sorted(set(read)),
+        "messages": messages,
         "results": results,
         "rows": read_rows(output_path / "loss.jsonl"),
     }

@@ -245,7 +245,7 @@ def test_two_processes_train_like_one(toy: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def start(count: int, index: int) -> subprocess.Popen[str]:
+    def start(count: int, index: int, name: str) -> subprocess.Popen[str]:
         num_devices = 2 // count
         environ = {
             **os.environ,
@@ -256,6 +256,7 @@ def test_two_processes_train_like_one(toy: Path) -> None:
             "WANDB_MODE": "disabled",
             "TASK_COUNT": str(count),
             "TASK_INDEX": str(index),
+            "OUTPUT_NAME": name,
             "COORDINATOR": f"127.0.0.1:{port}",
         }
         return subprocess.Popen(
@@ -271,9 +272,10 @@ def test_two_processes_train_like_one(toy: Path) -> None:
         assert process.returncode == 0, errors[-4000:]
         return json.loads(output.strip().splitlines()[-1])
 
-    alone = result(start(1, 0))
-    pair = [start(2, index) for index in range(2)]
+    alone = result(start(1, 0, "alone"))
+    pair = [start(2, index, "pair") for index in range(2)]
     first, second = (result(process) for process in pair)
+    again = [result(process) for process in [start(2, index, "pair-again") for index in range(2)]]
 
     assert (alone["num_devices"], first["num_devices"], first["num_local_devices"]) == (2, 2, 1)
     assert [row["step"] for row in first["rows"]] == [row["step"] for row in alone["rows"]]
@@ -283,6 +285,10 @@ def test_two_processes_train_like_one(toy: Path) -> None:
             # The same sums on the same two devices, added up by another transport.
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5), (ours["step"], name)
     assert second["results"]["final_loss"] == first["results"]["final_loss"]
+    # Each process has a program of its own, and finds it again.
+    for process in again:
+        assert sum("its program was read from" in text for text in process["messages"]) == 1
+        assert exact(process["rows"]) == exact(first["rows"])
     # Rows 0 and 1 of every 4 lie on the first device; row 0 is also everybody's example of a row.
     train_rows = [range(0, 32, 4), range(1, 32, 4), range(2, 32, 4), range(3, 32, 4)]
     mine = {number for rows in train_rows[2:] for number in rows if number >= 5}

@@ -13,7 +13,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 from haliax.util import is_named_array
 from levanter.checkpoint import (
     CheckpointCandidate,
@@ -28,6 +27,7 @@ from levanter.trainer_state import saveable_training_mask
 from levanter.utils.jax_utils import leaf_key_paths
 from neve import storage
 
+from neve_train import devices
 from neve_train.config import ExecutionConfig
 from neve_train.errors import CheckpointError
 
@@ -105,7 +105,7 @@ def restore_newest(
             loaded = read_checkpoint(candidate, load)
         except Exception as error:  # noqa: BLE001  tensorstore, JSON and file errors all mean torn
             reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-        if _everywhere(not reason):
+        if devices.everywhere(not reason):
             return loaded, candidate, torn
         reason = reason or "by another process"
         torn.append(candidate)
@@ -184,7 +184,7 @@ class NotingCheckpointer(Checkpointer):
         folder = storage.join(self.base_path, destination)
         if not storage.exists(storage.join(folder, "metadata.json")):
             _remove(folder)
-        _everywhere(True)  # until it is gone
+        devices.everywhere(True)  # until it is gone
         super().save_checkpoint(tree, step, destination, *args, **kwargs)
 
 
@@ -196,15 +196,6 @@ def _remove(folder: str) -> None:
     """Removes a folder, if it is there, in the one process that writes."""
     if jax.process_index() == 0 and storage.is_dir(folder):
         storage.remove_tree(folder)
-
-
-def _everywhere(is_true: bool) -> bool:
-    """Returns whether it is true in every process; all must call it together."""
-    if jax.process_count() == 1:
-        return is_true
-    from jax.experimental import multihost_utils
-
-    return bool(np.all(multihost_utils.process_allgather(np.array(is_true))))
 
 
 def _divides(every: int | None, completed: int) -> bool:

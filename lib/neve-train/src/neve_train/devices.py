@@ -14,6 +14,7 @@ from typing import Any
 import haliax as hax
 import jax
 import jmp
+import numpy as np
 from levanter.distributed import DistributedConfig
 from levanter.tracker import NoopConfig
 from levanter.trainer import TrainerConfig
@@ -27,6 +28,7 @@ __all__ = [
     "base_trainer_config",
     "cache_counts",
     "cache_lookups",
+    "everywhere",
     "initialize",
     "on_mesh",
     "platform",
@@ -181,6 +183,15 @@ def platform() -> str:
         lines = []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"cpu-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def everywhere(is_true: bool) -> bool:
+    """Returns whether it is true in every process; all must call it together."""
+    if jax.process_count() == 1:
+        return is_true
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.array(is_true))))
 
 
 @contextmanager

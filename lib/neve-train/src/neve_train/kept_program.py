@@ -19,6 +19,7 @@ import jax
 from jax.experimental import serialize_executable
 from neve import storage
 
+from neve_train import devices
 from neve_train.program_key import form_of
 from neve_train.train_step import StepResult
 
@@ -53,7 +54,7 @@ class KeptProgram:
         """
         self.path = storage.join(folder, "train-steps", key)
         self.is_faulty = False
-        """A file is there that can't be used, which only a program compiled anew replaces."""
+        """A file, of any process, can't be used; only a program compiled anew replaces it."""
         self._message = message
         self._thread = ThreadPoolExecutor(1, "train-step")
         self._reading = self._thread.submit(_read, self.path)
@@ -62,20 +63,29 @@ class KeptProgram:
     def take(self, state: Any, batch: Any) -> Program | None:
         """Returns the program once it is read; None: there is none that can be used.
 
+        Processes that train together call it together: all of them get theirs, or none does.
+
         Args:
             state: TrainerState, as `placed` returns it.
             batch: First batch.
         """
+        loaded, fault = self._loaded(form_of(state, batch))
+        if fault:
+            self._message(f"train step in {self.path} can't be used ({fault}); compiling it anew.")
+        self.is_faulty = not devices.everywhere(not fault)
+        return _on_trees(loaded) if devices.everywhere(loaded is not None) and loaded else None
+
+    def _loaded(self, form: str) -> tuple[_Loaded | None, str]:
+        """Returns what the file holds, and why it can't be used, if it is there."""
         try:
             loaded = self._reading.result()
         except FileNotFoundError:
-            return None
+            return None, ""
         except Exception as error:  # noqa: BLE001  whatever a damaged file makes of the loader
-            reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-            return self._refuse(reason)
-        if loaded.form != form_of(state, batch):
-            return self._refuse("takes another state or batch")
-        return _on_trees(loaded)
+            return None, str(error).strip().partition("\n")[0][:300] or type(error).__name__
+        if loaded.form != form:
+            return None, "takes another state or batch"
+        return loaded, ""
 
     def keep(self, program: jax.stages.Compiled, state: Any, batch: Any) -> None:
         """Begins to write a program that was compiled in this process.
@@ -92,10 +102,6 @@ class KeptProgram:
             "num_arrays": [len(_arrays(state)), len(_arrays(batch))],
         }
         self._writing = self._thread.submit(_write, self.path, program, facts)
-
-    def _refuse(self, reason: str) -> None:
-        self.is_faulty = True
-        self._message(f"train step in {self.path} can't be used ({reason}); compiling it anew.")
 
     def finish(self) -> None:
         """Waits until the file is written."""
@@ -141,7 +147,8 @@ def _read(path: str) -> _Loaded:
     facts = json.loads(head)
     state, batch = ([0] * number for number in facts["num_arrays"])
     leaf: Any = 0
-    result = StepResult(leaf, leaf, leaf, leaf, dict.fromkeys(facts["result_facts"], leaf))
+    told: Any = dict.fromkeys(facts["result_facts"], leaf)
+    result = StepResult(leaf, leaf, leaf, leaf, told)
     numbers = jax.tree.leaves(result)
     program = serialize_executable.deserialize_and_load(
         zlib.decompress(payload),

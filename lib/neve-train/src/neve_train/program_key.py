@@ -38,6 +38,11 @@ _NO_MATTER = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",  # which of the same kind; the mesh tells kinds and number
         "JAX_COMPILATION_CACHE_DIR",
+        "JAX_COORDINATOR_ADDRESS",  # processes are in the mesh, too
+        "JAX_COORDINATOR_BIND_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
         "NVIDIA_VISIBLE_DEVICES",
         "jax_compilation_cache_dir",
         "jax_log_compiles",

@@ -160,8 +160,7 @@ class _Run:
                     results = self._train()
                 exit_code = 0
             finally:
-                if self.kept:
-                    self.kept.finish()
+                self.kept.finish()
                 self.trackings.finish(exit_code=exit_code)
         return results
 
@@ -233,7 +232,8 @@ class _Run:
 
     def _compiled(self, state: Any, batch: Any) -> Any:
         started = time.monotonic()
-        if self.kept is None or (program := self.kept.take(state, batch)) is None:
+        program = self.kept.take(state, batch)
+        if program is None:
             return on_states(self._compile(state, batch), state)
         self.callbacks.on_message(
             f"train step there after {time.monotonic() - started:.1f} s, not compiled: its program was "
@@ -245,8 +245,7 @@ class _Run:
         losses = functools.partial(_losses, self.config.z_loss)
         train_step = build_train_step(self.trainer_config, losses, self.num_microbatches)
         num_before, started = len(devices.cache_lookups("train_step")), time.monotonic()
-        is_faulty = self.kept is not None and self.kept.is_faulty
-        with devices.without_cache() if is_faulty else contextlib.nullcontext():
+        with devices.without_cache() if self.kept.is_faulty else contextlib.nullcontext():
             program = compile_train_step(train_step, state, batch, self.trainer_config.device_mesh)
         lookup = next(iter(devices.cache_lookups("train_step")[num_before:]), None)
         where = "read from" if lookup and lookup.is_hit else "not in"
@@ -256,7 +255,7 @@ class _Run:
             f"({counts.hits} hits, {counts.misses} misses so far, {self.cache_dir}, key "
             f"{lookup.key if lookup else 'unknown'})"
         )
-        if self.kept and (is_faulty or (lookup and not lookup.is_hit)):
+        if self.kept.is_faulty or (lookup and not lookup.is_hit):
             self.kept.keep(program, state, batch)
         return program
 
@@ -276,10 +275,7 @@ class _Run:
             storage.write_json(storage.join(self.output_path, TRAINING_FILE), facts)
         return state
 
-    def _kept_program(self) -> KeptProgram | None:
-        """Returns the file of the compiled train step; none where several processes must agree on it."""
-        if jax.process_count() > 1:
-            return None
+    def _kept_program(self) -> KeptProgram:
         key = program_key(
             self.config, self.plan, self.model_config, self.trainer_config, self.num_microbatches
         )
