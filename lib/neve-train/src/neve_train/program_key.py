@@ -147,7 +147,9 @@ def _sources_digest() -> str:
     for name in _TRACED:
         module = importlib.import_module(name)
         for folder in map(Path, module.__path__):
-            for path in sorted(folder.rglob("*.py")):
+            for path in sorted(folder.rglob("*")):  # kernels' C++ and CUDA, too
+                if path.suffix == ".pyc" or not path.is_file():
+                    continue
                 content = path.read_bytes()
                 digest.update(f"{name}/{path.relative_to(folder)} {len(content)}\n".encode())
                 digest.update(content)
