@@ -58,7 +58,6 @@ class TreeCacheWriter:
         self._columns = {
             name: _Column(self._local / name / "data", _SHUFFLE[name]) for name in _FIELDS
         }
-        self._offsets = [_open(self._local / name / "offsets", "int64") for name in _FIELDS]
         self._ends = array("q")  # 8 bytes a row; element 0 of the file is known only at the end
         self.num_tokens = 0
 
@@ -92,9 +91,10 @@ class TreeCacheWriter:
         offsets = np.concatenate(
             [[self.num_rows], np.frombuffer(self._ends, dtype=np.int64)]
         ).astype(np.int64)
+        # All at once: they wait for the disk as well as for each other's compression.
+        opened = [_open(self._local / name / "offsets", "int64") for name in _FIELDS]
         writes = [column.write() for column in self._columns.values()]
-        for store in self._offsets:
-            writes.append(store.result()[: len(offsets)].write(offsets))
+        writes += [store.result()[: len(offsets)].write(offsets) for store in opened]
         for write in writes:
             write.result()
         self._publish()

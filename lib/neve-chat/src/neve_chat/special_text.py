@@ -30,8 +30,8 @@ from neve_chat.tokenize_options import SPECIAL_TEXT_POLICIES
 
 __all__ = ["SpecialText"]
 
-# Noncharacters of Unicode: never text, never white space, unchanged by JSON.
 _MAX_CLEAN = 10_000
+# Noncharacters of Unicode: never text, never white space, unchanged by JSON.
 _TAGS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
@@ -69,8 +69,7 @@ class SpecialText:
         self.policy = policy
         self._every = _alternatives(every)
         self._markers = _alternatives(markers)
-        self._stems = tuple((marker[:1], marker[1:2], marker[:2]) for marker in markers)
-        self._stems = tuple(dict.fromkeys(self._stems))
+        self._stems = tuple({(marker[:1], marker[1:2], marker[:2]) for marker in markers})
         self._longest = max(map(len, markers), default=0)
         self._firsts = tuple(sorted({marker[0] for marker in markers}))
         self._lasts = tuple(sorted({marker[-1] for marker in markers}))
