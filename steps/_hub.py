@@ -49,11 +49,12 @@ class Source:
 
 def open_source(repo: str, repo_type: str, revision: str) -> Source:
     """Return the source with the endpoint and token of the environment."""
-    import huggingface_hub  # optional at plan time, 0.3 s to import
+    from huggingface_hub import constants, get_token  # optional at plan time, 0.3 s to import
 
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or huggingface_hub.constants.ENDPOINT
-    token = huggingface_hub.get_token()
-    return Source(repo=repo, repo_type=repo_type, revision=revision, endpoint=endpoint, token=token)
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+    return Source(
+        repo=repo, repo_type=repo_type, revision=revision, endpoint=endpoint, token=get_token()
+    )
 
 
 def explain_refusal(error: Any, source: Source) -> InputError | None:

@@ -1,6 +1,9 @@
 """The download step against a real HTTP server and the real hub client."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +168,18 @@ def test_download_explains_what_is_not_there(hub: LocalHub, tmp_path: Path) -> N
         download_hf(_config("0" * 40), str(tmp_path / "a"))
     with pytest.raises(InputError, match=r"Accept the terms at http.*/org/gated"):
         download_hf(DownloadHfConfig(repo="org/gated", revision=gated), str(tmp_path / "b"))
+
+
+def test_the_public_hub_is_meant_where_the_environment_names_none() -> None:
+    """In a process of its own: others have loaded more of the hub's library than a step has."""
+    code = (
+        "from steps import _hub; source = _hub.open_source('a/b', 'model', 40 * '0');"
+        "print(source.endpoint)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "HF_ENDPOINT"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("https://huggingface.co\n", "")
