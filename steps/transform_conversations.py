@@ -22,7 +22,7 @@ __all__ = [
     "transform_conversations",
 ]
 
-_LAYOUT = 3
+_LAYOUT = 4
 _MB = 1_000_000
 
 

@@ -65,9 +65,9 @@ def test_a_file_that_cannot_be_written_is_told(kept: dict[str, Any]) -> None:
 
 
 def test_all_that_bears_on_a_program_is_in_its_key(run_toy: Run) -> None:
-    """Config, model, mesh, code, packages, environment; not where things lie and how often it saves."""
+    """Config, model, mesh, code, packages, environment; not secrets, nor where things lie."""
     found = run_toy("keys", 2, PROGRAM)[1]
 
     assert found["same"] == dict.fromkeys(found["same"], True)
-    assert len(found["same"]) == 6
+    assert len(found["same"]) == 7
     assert found["num_different"] == len(found["different"]) == 15

@@ -140,7 +140,7 @@ def test_config_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     """
     with pytest.raises(ChatInputError, match=r"must be between 0 and 1, got 1\.5"):
         TransformConversationsConfig(input="x", max_rejected_fraction=1.5)
-    with pytest.raises(ChatInputError, match=r"layout must be 3, .* got 1"):
+    with pytest.raises(ChatInputError, match=r"layout must be 4, .* got 1"):
         TransformConversationsConfig(input="x", layout=1)
     with pytest.raises(ChatInputError, match="num_processes must be at least 1, got 0"):
         TransformConversationsConfig(input="x", num_processes=0)

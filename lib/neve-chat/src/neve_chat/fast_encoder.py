@@ -141,7 +141,10 @@ class FastEncoder:
             pieces += text_pieces(rendered)
             first_pieces.append(len(pieces))
         raw_ids, raw_offsets = self._encoder.encode_batch_flat(pieces)
-        ids = np.frombuffer(raw_ids, np.int32)
+        ids = np.frombuffer(raw_ids, np.uint32)
+        if ids.max(initial=0) >= len(self._num_bytes):
+            raise ValueError("an id beyond the vocabulary")
+        ids = ids.view(np.int32)
         token_offsets = np.frombuffer(raw_offsets, np.int64)
         encoded = {
             index: np.frombuffer(piece.encode("utf-8"), np.uint8)
@@ -153,8 +156,7 @@ class FastEncoder:
         # int32 where it is enough: half the memory to go through.
         kind = np.int32 if byte_offsets[-1] < 2**31 - 2**16 else np.int64
         edges = np.zeros(len(ids) + 1, dtype=kind)
-        # Faster with clip; ids that aren't in the vocabulary don't sum to the text.
-        num_bytes = self._num_bytes.take(ids.astype(np.intp), mode="clip")
+        num_bytes = self._num_bytes.take(ids.astype(np.intp), mode="clip")  # faster, clips nothing
         np.cumsum(num_bytes, out=edges[1:])
         wrong = np.flatnonzero(edges[token_offsets] != byte_offsets)
         num_good = len(conversations)

@@ -40,8 +40,8 @@ class Terminator:
         """
         Whether the last trained token of a conversation ends a turn.
         """
-        start = len(tokens.ids) - _TAIL  # where it is, as a rule
-        if start < 0 or not tokens.mask[start:].any():
+        start = max(len(tokens.ids) - _TAIL, 0)  # where it is, as a rule
+        if not tokens.mask[start:].any():
             start = 0
         last = int(tokens.ids[start + tokens.mask[start:].nonzero()[0][-1]])
         return last == self.ids[-1] if self.ids else last in self.special_ids

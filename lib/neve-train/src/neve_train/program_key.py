@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from levanter.trainer import TrainerConfig
 from neve import storage
+from neve.secrets import is_secret_name
 
 from neve_train import devices
 from neve_train.config import TrainSftConfig
@@ -91,7 +92,7 @@ def program_key(
         "environ": {
             name: value
             for name, value in os.environ.items()
-            if _ENVIRON.fullmatch(name) and name not in _NO_MATTER
+            if _ENVIRON.fullmatch(name) and name not in _NO_MATTER and not is_secret_name(name)
         },
         "python": [sys.version, sys.flags.optimize],
         "packages": sorted({path.name for path in _installed()}),
