@@ -22,7 +22,6 @@ import jax
 import numpy as np
 from levanter.trainer import TrainerConfig
 from neve import storage
-from neve.secrets import is_secret_name
 
 from neve_train import devices
 from neve_train.config import TrainSftConfig
@@ -33,6 +32,7 @@ _TRACED = ("neve_train", "levanter", "haliax", "equinox", "optax", "jmp")
 """Packages whose files decide what is traced; each may be edited where it is installed."""
 
 _ENVIRON = re.compile(
+    "(?!.*(TOKEN|KEY|SECRET|PASSWORD)$)"  # secrets reach no hash
     "(JAX|XLA|LIBTPU|TPU|TF|CUDA|NVIDIA|ROCM|TRITON|CUTE|LEVANTER|HALIAX|EQX|DEEPEP)_.*"
 )
 _NO_MATTER = frozenset(
@@ -92,7 +92,7 @@ def program_key(
         "environ": {
             name: value
             for name, value in os.environ.items()
-            if _ENVIRON.fullmatch(name) and name not in _NO_MATTER and not is_secret_name(name)
+            if _ENVIRON.fullmatch(name) and name not in _NO_MATTER
         },
         "python": [sys.version, sys.flags.optimize],
         "packages": sorted({path.name for path in _installed()}),
