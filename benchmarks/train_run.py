@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from neve_train.program_end import end_program
 
 from benchmarks.attention_run import compare_attention
 from benchmarks.lengths import conversation_lengths
@@ -298,3 +299,4 @@ def _step(done: int) -> None:
 
 if __name__ == "__main__":
     main()
+    end_program()

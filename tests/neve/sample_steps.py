@@ -1,5 +1,6 @@
 """Step functions that the tests of the executor run in worker processes."""
 
+import atexit
 import dataclasses
 import json
 import os
@@ -63,6 +64,12 @@ def kill_self(config: SampleConfig, output_path: str) -> None:
     """End like a process that ran out of memory."""
     print("before the kill", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abort_at_the_end(config: SampleConfig, output_path: str) -> dict[str, Any]:
+    """Do the work; then the process aborts as it ends, as native threads can make it."""
+    atexit.register(os.abort)
+    return write_files(config, output_path)
 
 
 def refuse(config: SampleConfig, output_path: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,28 @@ steps = [after, ExecutorStep(name="fine", fn=write_files, config=SampleConfig(se
     assert "before the kill" in output
     assert "log.txt" in output
     assert states(tmp_path / "prefix") == {"dead": "FAILED", "fine": "SUCCEEDED"}
+
+
+def test_finished_work_counts_though_its_process_aborts_as_it_ends(
+    run_recipe: Run, tmp_path: Path
+) -> None:
+    """Whoever started the worker reads what is recorded, not how the process ended."""
+    body = """
+config = SampleConfig(text="x")
+steps = [ExecutorStep(name="a", fn=abort_at_the_end, config=config, outputs=("out.txt",))]
+"""
+
+    code, output = run_recipe(body)
+    assert (code, states(tmp_path / "prefix")) == (0, {"a": "SUCCEEDED"}), output
+
+    (output_path,) = (tmp_path / "prefix").glob("a-*")
+    environ = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parent}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "neve.worker", "--force", str(output_path)],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, states(tmp_path / "prefix")) == (0, {"a": "SUCCEEDED"}), done.stderr
+    assert "complete, and its process then ended by SIGABRT" in done.stderr
 
 
 def test_executor_ends_user_errors_with_one_sentence(run_recipe: Run) -> None:

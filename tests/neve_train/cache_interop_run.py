@@ -7,7 +7,6 @@ rows of fixed lengths, in both layouts) and eos/ (three rows with end tokens ins
 caches are written to theirs/, theirs_sharded/ and theirs_flat/. Prints one JSON object.
 """
 
-import json
 import logging
 import shutil
 import sys
@@ -27,6 +26,8 @@ from levanter.store.cache import (
 from neve_chat.cache_reader import CacheReader
 from neve_chat.row_plan import SEGMENT, RowPlan
 from neve_train.planned_rows import PlannedRows
+
+from tests.neve_train.results import tell
 
 
 class Messages(logging.Handler):
@@ -167,4 +168,4 @@ def main(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     result = main(Path(sys.argv[1]))
-    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    tell(result)

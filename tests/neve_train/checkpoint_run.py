@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import train_config
 
 
@@ -221,4 +222,4 @@ MODES = {"torn": torn, "padded": padded, "agreed": agreed}
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

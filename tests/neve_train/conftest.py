@@ -25,10 +25,12 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_toy(toy: Path) -> Callable[..., tuple[int, Any]]:
-    """Runs a mode of toy_run.py or its like; returns its exit code and what it printed last."""
+def run_toy(toy: Path) -> Callable[..., Any]:
+    """Runs a mode of toy_run.py or its like; returns what it printed last, None where a signal ends it."""
 
-    def run(mode: str, num_devices: int = 1, program: Path = PROGRAM) -> tuple[int, Any]:
+    def run(
+        mode: str, num_devices: int = 1, program: Path = PROGRAM, ended_by: int | None = None
+    ) -> Any:
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -46,9 +48,10 @@ def run_toy(toy: Path) -> Callable[..., tuple[int, Any]]:
             timeout=300,
             check=False,
         )
-        if done.returncode > 0:
-            pytest.fail(done.stderr[-4000:])
-        lines = done.stdout.strip().splitlines()
-        return done.returncode, json.loads(lines[-1]) if done.returncode == 0 else None
+        if done.returncode != -(ended_by or 0):
+            pytest.fail(
+                f"{program.name} {mode} ended with {done.returncode}: {done.stderr[-4000:]}"
+            )
+        return json.loads(done.stdout.splitlines()[-1]) if ended_by is None else None
 
     return run

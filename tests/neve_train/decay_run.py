@@ -21,6 +21,7 @@ from neve_train.families import read_model_config
 from neve_train.optimizer import adam
 
 from tests.neve_train.dense_models import COMMON, CONFIGS, mesh_of, vocab_of
+from tests.neve_train.results import tell
 
 ASKED = ("router_bias", "rms_attn")
 
@@ -65,4 +66,4 @@ def everything(folder: Path) -> Any:
 
 if __name__ == "__main__":
     result = everything(Path(sys.argv[1]))
-    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    tell(result)

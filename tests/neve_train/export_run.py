@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import SEQ_LEN, train_config
 
 MESH = (("context", 2), ("expert", 4))
@@ -67,7 +68,7 @@ def qwen3(folder: Path) -> Any:
     from steps.export_hf import ExportHfConfig, export_hf
     from steps.verify_hf import VerifyHfConfig, verify_hf
 
-    model = folder / "qwen3-model"
+    model = folder / "export-qwen3-model"
     shutil.copytree(folder / "tokenizer", model)
     base = json.loads((model / "config.json").read_text())
     values = {
@@ -86,20 +87,20 @@ def qwen3(folder: Path) -> Any:
         "tie_word_embeddings": False,
     }
     (model / "config.json").write_text(json.dumps(values))
-    _save(model, folder / "qwen3")
-    hf = folder / "qwen3-hf"
+    _save(model, folder / "export-qwen3")
+    hf = folder / "export-qwen3-hf"
     export = ExportHfConfig(
-        checkpoint=str(folder / "qwen3"),
+        checkpoint=str(folder / "export-qwen3"),
         model=str(model),
         tokenizer=str(folder / "tokenizer"),
         template_text=load_template("marin").text,
     )
     result = export_hf(export, str(hf))
-    verify = VerifyHfConfig(folder=str(hf), checkpoint=str(folder / "qwen3"))
+    verify = VerifyHfConfig(folder=str(hf), checkpoint=str(folder / "export-qwen3"))
     return {
         "export": result,
-        "verified": verify_hf(verify, str(folder / "qwen3-verified")),
-        **_compare(folder / "qwen3", hf, {}),
+        "verified": verify_hf(verify, str(folder / "export-qwen3-verified")),
+        **_compare(folder / "export-qwen3", hf, {}),
     }
 
 
@@ -282,4 +283,4 @@ MODES = {"meshed": meshed, "qwen3": qwen3, "large": large, "sampled": sampled}
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

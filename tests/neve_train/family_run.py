@@ -23,6 +23,7 @@ from tests.neve_train.dense_models import (
     mesh_of,
     tensors,
 )
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import SEQ_LEN, train_config
 
 REFUSED: list[dict[str, Any]] = [
@@ -306,4 +307,4 @@ MODES = {
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import make_inputs, train_config
 
 
@@ -245,4 +245,4 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     if not root.exists():
         make_inputs(root)
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import make_inputs, mix, train_config
 
 CASE_053 = Path(__file__).with_name("case_053.json")
@@ -386,4 +387,4 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     if not root.exists():
         make_inputs(root)
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

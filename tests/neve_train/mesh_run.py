@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import train_config
 
 
@@ -29,4 +30,4 @@ def trained(folder: Path, mesh: str) -> Any:
 
 if __name__ == "__main__":
     result = trained(Path(sys.argv[1]), sys.argv[2])
-    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    tell(result)

@@ -5,9 +5,10 @@ devices. Attention is Levanter's blockwise XLA implementation, which holds no sc
 """
 
 import dataclasses
-import json
 import sys
 from typing import Any
+
+from tests.neve_train.results import tell
 
 # Few experts per device: XLA for a CPU spreads each token over all of them, which no accelerator does.
 SMALL = {
@@ -141,7 +142,7 @@ def main() -> None:
 
     devices.initialize()
     results = {name: measure(case) for name, case in CASES[num_devices].items()}
-    sys.stdout.write("\n" + json.dumps(results) + "\n")
+    tell(results)
 
 
 if __name__ == "__main__":

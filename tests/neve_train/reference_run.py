@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.neve_train.results import tell
+
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -170,4 +172,4 @@ MODES = {"computed": computed, "split": split, "verified": verified}
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

@@ -4,7 +4,6 @@ python routing_run.py prints one JSON line.
 """
 
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -40,6 +39,8 @@ from neve_train.evaluation import HeldOutLoss
 from neve_train.losses import LossSums, loss_sums
 from neve_train.model import NeveSnowballConfig
 from neve_train.planned_rows import PlannedRows
+
+from tests.neve_train.results import tell
 
 NUM_LAYERS, NUM_EXPERTS, EXPERTS_PER_TOKEN, EXPERT_SHARDS, BATCH = 3, 16, 4, 4, 8
 Z_LOSS = 1e-3
@@ -352,4 +353,4 @@ if __name__ == "__main__":
     for part in (trees, apart_and_together, padding_and_drops, held_out):
         result |= {part.__name__: part()}
         sys.stderr.write(f"{part.__name__}: {time.monotonic() - started:.1f} s\n")
-    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    tell(result)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
 from tests.neve_train.toy_run import train_config
 
 
@@ -70,4 +71,4 @@ def made(folder: Path) -> Any:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(made(Path(sys.argv[1]))) + "\n")
+    tell(made(Path(sys.argv[1])))

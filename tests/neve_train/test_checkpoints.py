@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("checkpoint_run.py")
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("checkpoint_run.py")
 @pytest.fixture(scope="module")
 def torn(run_toy: Run) -> dict[str, Any]:
     """What became of small states."""
-    return run_toy("torn", 1, PROGRAM)[1]
+    return run_toy("torn", 1, PROGRAM)
 
 
 def test_a_training_without_checkpoints_begins(torn: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def test_the_vocabulary_has_one_size_from_model_to_export(run_toy: Run) -> None:
 
     Source: marin PR 7234, where the optimizer had the tokenizer's.
     """
-    found = run_toy("padded", 1, PROGRAM)[1]
+    found = run_toy("padded", 1, PROGRAM)
 
     assert found["size"] == found["num_tokens"] + 64
     assert found["axis_sizes"] == [found["size"]]

@@ -8,7 +8,7 @@ import pytest
 from neve_train.config import OptimizerConfig
 from neve_train.errors import TrainInputError
 
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 PROGRAM = Path(__file__).with_name("decay_run.py")
 
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("decay_run.py")
 @pytest.fixture(scope="module")
 def run(run_toy: Run) -> dict[str, Any]:
     """What decay_run.py found."""
-    return run_toy("all", 1, PROGRAM)[1]
+    return run_toy("all", 1, PROGRAM)
 
 
 def untouched(found: dict[str, bool]) -> set[str]:

@@ -12,13 +12,13 @@ from neve_train.errors import TrainInputError
 from neve_train.tokenizer_files import check_template
 
 PROGRAM = Path(__file__).with_name("export_run.py")
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def meshed(run_toy: Run) -> dict[str, Any]:
     """Results of training, export and comparison on context 2 x expert 4."""
-    return run_toy("meshed", num_devices=8, program=PROGRAM)[1]
+    return run_toy("meshed", num_devices=8, program=PROGRAM)
 
 
 def test_export_is_the_checkpoint_bit_for_bit(meshed: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_export_holds_the_template_and_every_end_of_turn(meshed: dict[str, Any],
 
 def test_export_of_stacked_layers_is_what_levanter_writes(run_toy: Run) -> None:
     """A small Qwen3, whose layers lie in one array each: the same file, byte for byte."""
-    _, results = run_toy("qwen3", program=PROGRAM)
+    results = run_toy("qwen3", program=PROGRAM)
 
     assert results["different"] == []
     assert results["same_file"]
@@ -96,7 +96,7 @@ def test_export_needs_memory_for_a_tensor_not_for_the_model(run_toy: Run, toy: P
     """Of a model of 77 MB the process grows by a few of its largest tensors."""
     run_toy("large", program=PROGRAM)  # saves it in another process
 
-    _, results = run_toy("large", program=PROGRAM)
+    results = run_toy("large", program=PROGRAM)
 
     assert results["checkpoint_bytes"] > 70 << 20
     assert results["written_bytes"] > results["checkpoint_bytes"] // 2

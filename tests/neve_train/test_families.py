@@ -13,7 +13,7 @@ from neve_train.mesh import check_mesh
 from steps.train_sft import ExecutionConfig, TrainSftConfig, train_sft
 
 PROGRAM = Path(__file__).with_name("family_run.py")
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 
 def folder_of(path: Path, **values: Any) -> str:
@@ -96,7 +96,7 @@ def test_sizes_that_a_mesh_cannot_split_evenly_are_refused(
 @pytest.fixture(scope="module")
 def round_trips(run_toy: Run) -> dict[str, Any]:
     """Results of writing, reading and packing with a small model of each family."""
-    return run_toy("round_trips", program=PROGRAM)[1]
+    return run_toy("round_trips", program=PROGRAM)
 
 
 @pytest.mark.full
@@ -153,7 +153,7 @@ def test_a_config_that_levanter_would_compute_otherwise_is_refused(
 @pytest.fixture(scope="module")
 def trained(run_toy: Run) -> dict[str, Any]:
     """Results of training a Qwen3 on packed rows and a Llama on separate ones."""
-    return run_toy("trained", program=PROGRAM)[1]
+    return run_toy("trained", program=PROGRAM)
 
 
 @pytest.mark.full
@@ -192,7 +192,7 @@ def test_a_dense_model_trains_alike_on_one_and_eight_devices(
     """Data 4 x model 2 sums the same f32 terms in another order, eight train steps long."""
     one = trained["qwen3"]["trained"]
 
-    eight = run_toy("meshed", num_devices=8, program=PROGRAM)[1]
+    eight = run_toy("meshed", num_devices=8, program=PROGRAM)
 
     for name in ("final_loss", "heldout_loss_first", "heldout_loss"):
         assert eight[name] == pytest.approx(one[name], abs=1e-4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 PROGRAM = Path(__file__).with_name("kept_run.py")
 
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("kept_run.py")
 @pytest.fixture(scope="module")
 def kept(run_toy: Run) -> dict[str, Any]:
     """What the program on two devices found."""
-    return run_toy("kept", 2, PROGRAM)[1]
+    return run_toy("kept", 2, PROGRAM)
 
 
 def test_a_program_that_was_read_computes_the_same_bits(kept: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_written_is_told(kept: dict[str, Any]) -> None:
 
 def test_all_that_bears_on_a_program_is_in_its_key(run_toy: Run) -> None:
     """Config, model, mesh, code, packages, environment; not secrets, nor where things lie."""
-    found = run_toy("keys", 2, PROGRAM)[1]
+    found = run_toy("keys", 2, PROGRAM)
 
     assert found["same"] == dict.fromkeys(found["same"], True)
     assert len(found["same"]) == 7

@@ -21,7 +21,7 @@ from tests.neve_train import reference_dense, reference_snowball
 from tests.neve_train.reference_run import change_last_embedding
 
 PROGRAM = Path(__file__).with_name("reference_run.py")
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 REFERENCES = {
     "qwen3": reference_dense.logits,
     "qwen3_tied": reference_dense.logits,
@@ -33,7 +33,7 @@ LAYER = "model.layers.1"
 @pytest.fixture(scope="module")
 def computed(run_toy: Run) -> dict[str, Any]:
     """Facts of exports whose ids and logits by Levanter lie beside them."""
-    return run_toy("computed", program=PROGRAM)[1]
+    return run_toy("computed", program=PROGRAM)
 
 
 def difference(folder: Path, kind: str, toy: Path) -> tuple[float, np.ndarray]:
@@ -71,7 +71,7 @@ def test_an_export_computed_by_its_formulas_gives_levanters_logits(
 @pytest.mark.usefixtures("computed")
 def test_levanters_logits_are_the_same_where_experts_are_split(run_toy: Run) -> None:
     """4 devices with one expert each, and rows that 4 doesn't divide: no token is dropped."""
-    result = run_toy("split", num_devices=4, program=PROGRAM)[1]
+    result = run_toy("split", num_devices=4, program=PROGRAM)
 
     assert result["num_devices"] == 4
     assert result["difference"] < 2e-5
@@ -253,7 +253,7 @@ def test_transformers_computes_levanters_logits(
     """Of 3 and of 28 layers, far within the tolerance; one wrong row of embeddings is told."""
     monkeypatch.setenv("NEVE_TRANSFORMERS_PYTHON", transformers_python())
 
-    results = run_toy("verified", program=PROGRAM)[1]
+    results = run_toy("verified", program=PROGRAM)
 
     for kind in ("qwen3", "deep"):
         facts = results[kind]

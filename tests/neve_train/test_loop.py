@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 PROGRAM = Path(__file__).with_name("loop_run.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def exact(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_every_trained_token_of_a_step_weighs_the_same(run_toy: Run, num_devices: int) -> None:
     """Case 053: (10 + 9 * 1) / 10 trained tokens, for any split into microbatches and devices."""
-    found = run_toy("sums", num_devices, PROGRAM)[1]
+    found = run_toy("sums", num_devices, PROGRAM)
 
     splits = [n for n in (1, 2, 4) if n * num_devices <= 4]
     for num_microbatches in splits:
@@ -58,7 +58,7 @@ def test_microbatches_train_like_one_big_batch(run_toy: Run) -> None:
     Sums of float32 in another order differ by some 1e-7 of the loss, which eight train steps of
     Adam amplify; a mean of means would differ by several percent.
     """
-    found = run_toy("microbatched", 1, PROGRAM)[1]
+    found = run_toy("microbatched", 1, PROGRAM)
     whole, cut = (of_step(found[name]) for name in ("whole", "cut"))
 
     assert list(whole) == list(cut)
@@ -81,7 +81,7 @@ def whole(run_toy: Run, toy: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def stopped(run_toy: Run, whole: list[dict[str, Any]]) -> dict[str, Any]:
     """The run that was told to stop, and went on."""
-    return run_toy("stopped", 1, PROGRAM)[1]
+    return run_toy("stopped", 1, PROGRAM)
 
 
 @pytest.mark.full
@@ -101,7 +101,7 @@ def test_training_told_to_stop_saves_the_train_step_and_says_preempted(
 @pytest.fixture(scope="module")
 def cold(stopped: dict[str, Any], run_toy: Run) -> dict[str, Any]:
     """The run that went on without compiled programs."""
-    return run_toy("cold", 1, PROGRAM)[1]
+    return run_toy("cold", 1, PROGRAM)
 
 
 def compilation_keys(messages: list[str]) -> list[str]:
@@ -189,7 +189,7 @@ def test_every_train_step_tells_true_numbers(whole: list[dict[str, Any]], toy: P
 @pytest.mark.full
 def test_training_that_diverges_keeps_the_rows_of_the_train_step(run_toy: Run) -> None:
     """The step's rows are kept with tokens and origin; nothing of it is saved as a checkpoint."""
-    found = run_toy("diverged", 1, PROGRAM)[1]
+    found = run_toy("diverged", 1, PROGRAM)
     name, kept = found["kept"]
 
     step = kept["train_step"]
@@ -210,7 +210,7 @@ def test_training_that_diverges_keeps_the_rows_of_the_train_step(run_toy: Run) -
 
 def test_checkpoints_are_kept_as_the_execution_says(run_toy: Run) -> None:
     """By train step, by time, the newest few, those that stay, the last one always."""
-    found = run_toy("policies", 1, PROGRAM)[1]
+    found = run_toy("policies", 1, PROGRAM)
 
     assert found["all"][-1] == [5, 10, 12]
     # Saved every 2, the newest 2 are kept until one that stays (every 6) replaces them.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-Run = Callable[..., tuple[int, Any]]
+Run = Callable[..., Any]
 
 PROGRAM = Path(__file__).with_name("mesh_run.py")
 
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("mesh_run.py")
 @pytest.fixture(scope="module")
 def one_device(run_toy: Run) -> list[dict[str, Any]]:
     """Rows of the training on one device."""
-    return run_toy("data=1", 1, PROGRAM)[1]
+    return run_toy("data=1", 1, PROGRAM)
 
 
 @pytest.mark.full
@@ -30,7 +30,7 @@ def test_snowball_split_over_the_model_axis_trains_like_one_device(
     Sums of float32 in another order differ by some 1e-7 of the loss, which eight train steps of Adam
     amplify; a softmax over half the vocabulary would differ by ln 2.
     """
-    rows = run_toy(mesh, num_devices, PROGRAM)[1]
+    rows = run_toy(mesh, num_devices, PROGRAM)
 
     assert [row["step"] for row in rows] == [row["step"] for row in one_device] == list(range(9))
     for row, expected in zip(rows, one_device, strict=True):

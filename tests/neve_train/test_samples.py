@@ -9,10 +9,10 @@ PROGRAM = Path(__file__).with_name("export_run.py")
 
 
 def test_samples_stand_side_by_side_and_stop_at_an_end_id(
-    toy: Path, run_toy: Callable[..., tuple[int, Any]]
+    toy: Path, run_toy: Callable[..., Any]
 ) -> None:
     """Both models answer the first prompts, and an answer ends at an end id or at its limit."""
-    _, results = run_toy("sampled", program=PROGRAM)
+    results = run_toy("sampled", program=PROGRAM)
     samples = json.loads((toy / "samples" / "samples.json").read_text())
 
     assert results["plain"]["num_prompts"] == len(samples) == 3

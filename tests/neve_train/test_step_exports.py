@@ -10,9 +10,9 @@ PROGRAM = Path(__file__).with_name("step_exports_run.py")
 
 
 @pytest.fixture(scope="module")
-def made(run_toy: Callable[..., tuple[int, Any]]) -> dict[str, Any]:
+def made(run_toy: Callable[..., Any]) -> dict[str, Any]:
     """What the program saw."""
-    return run_toy("made", program=PROGRAM)[1]
+    return run_toy("made", program=PROGRAM)
 
 
 @pytest.mark.full

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.neve_train.results import tell
+
 NUM_TRAIN_STEPS = 8
 SEQ_LEN = 128
 
@@ -385,4 +387,4 @@ MODES = {
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.stdout.write("\n" + json.dumps(MODES[sys.argv[2]](root)) + "\n")
+    tell(MODES[sys.argv[2]](root))

@@ -19,6 +19,7 @@ from neve_chat.templates import tokenizer_template
 from neve_chat.tokens import ChatTokenizer
 
 from neve_train.errors import CheckpointError, TrainInputError
+from neve_train.program_end import end_program
 
 __all__ = ["end_ids_of", "main"]
 
@@ -87,4 +88,4 @@ def _answers(options: Any) -> list[tuple[str, bool]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

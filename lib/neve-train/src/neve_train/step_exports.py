@@ -19,6 +19,7 @@ from neve import storage
 
 from neve_train.config import ExecutionConfig, TrainSftConfig
 from neve_train.errors import TrainInputError
+from neve_train.program_end import end_program
 
 __all__ = ["MARK", "StepExports"]
 
@@ -174,6 +175,7 @@ def _main() -> None:
     job["eos_token_ids"] = tuple(job["eos_token_ids"])
     facts = export(**job)
     storage.write_json(storage.join(job["output_path"], MARK), facts)
+    end_program()
 
 
 def _end_with_parent() -> None:

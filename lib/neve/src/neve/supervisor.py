@@ -62,11 +62,14 @@ def supervise(request: dict[str, Any]) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, forward)
     files = AttemptFiles(request["home"], Redactor())
-    held = _drain(files, output_read, event_read)
+    words = _drain(files, output_read, event_read)
     _, status = os.waitpid(pid, 0)
     files.close()
     code = os.waitstatus_to_exitcode(status)
-    if held:
+    if code < 0 and words & {"finished", "complete"}:
+        sys.stderr.write(f"complete, and its process then ended by {signal.Signals(-code).name}\n")
+        return 0
+    if "held" in words:
         sys.stderr.write(f"{request['home']} is being written by another process.\n")
     if code < 0:
         leases.mark_dead(request["home"], pid)
@@ -75,9 +78,9 @@ def supervise(request: dict[str, Any]) -> int:
     return code
 
 
-def _drain(files: AttemptFiles, output_read: int, event_read: int) -> bool:
-    """Copy output and events until both pipes end; return True if the lease was held."""
-    held = False
+def _drain(files: AttemptFiles, output_read: int, event_read: int) -> set[str]:
+    """Copy output and events until both pipes end; return the kinds of events that came."""
+    words: set[str] = set()
     pending = b""
     with selectors.DefaultSelector() as selector:
         for fd in (output_read, event_read):
@@ -94,9 +97,9 @@ def _drain(files: AttemptFiles, output_read: int, event_read: int) -> bool:
                 else:
                     *lines, pending = (pending + data).split(b"\n")
                     for event in map(json.loads, lines):
-                        held = held or event["event"] == "held"
+                        words.add(event["event"])
                         _keep(files, event)
-    return held
+    return words
 
 
 def _keep(files: AttemptFiles, event: dict[str, Any]) -> None:
