@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,15 +118,18 @@ def torn(folder: Path) -> Any:
 
 
 def agreed(folder: Path) -> Any:
-    """One of two processes; the second can't read the newest of two checkpoints that are there."""
+    """One of two processes: the second can't read the newest of two checkpoints, the first not at once."""
     import jax
 
     index = int(os.environ["TASK_INDEX"])
     jax.distributed.initialize(os.environ["COORDINATOR"], 2, index)
     from neve_train import checkpoints
 
+    reads: list[str] = []
+
     def load(path: str) -> str:
-        if index == 1 and path.endswith("step-6"):
+        reads.append(path.rpartition("/")[2])
+        if path.endswith("step-6") if index == 1 else reads.count("step-3") == 1:
             raise OSError("connection reset")
         return path.rpartition("/")[2]
 
@@ -132,7 +137,8 @@ def agreed(folder: Path) -> Any:
     found, _, torn = checkpoints.restore_newest(
         str(folder / "agreed" / "checkpoints"), load, messages.append
     )
-    return {"found": found, "torn": [candidate.step for candidate in torn], "messages": messages}
+    torn_steps = [candidate.step for candidate in torn]
+    return {"found": found, "torn": torn_steps, "messages": messages, "reads": reads}
 
 
 def padded(folder: Path) -> Any:
@@ -218,7 +224,40 @@ def padded(folder: Path) -> Any:
     }
 
 
-MODES = {"torn": torn, "padded": padded, "agreed": agreed}
+def unwritten(folder: Path) -> Any:
+    """Trains while no file may grow beyond 200 kB: from train step 4 on, then 7 on, then not at all."""
+    from neve_train.errors import CheckpointError
+    from neve_train.training import Callbacks, train
+
+    output = folder / "unwritten"
+    result: dict[str, Any] = {}
+    for name, full_from in (("behind", 4), ("last", 7), ("whole", None)):
+        done: list[int] = []
+
+        def count(step: int, full_from: int | None = full_from, **values: float) -> None:
+            if "loss" not in values:
+                return  # held-out loss
+            done.append(step)  # noqa: B023  only called in this turn of the loop
+            if step == full_from:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+            if full_from == 4 and step == 7:
+                time.sleep(3)  # train step 6 is saved by a thread
+
+        try:
+            facts = train(train_config(folder), str(output), Callbacks(on_metrics=count))
+            result[name] = {"done": done, "resumed_from": facts["resumed_from"]}
+        except CheckpointError as error:
+            result[name] = {"done": done, "error": str(error)}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        result[name]["committed"] = sorted(
+            path.parent.name for path in output.glob("checkpoints/*/metadata.json")
+        )
+        rows = (output / "loss.jsonl").read_text().splitlines()
+        result[name]["rows"] = [json.loads(row)["step"] for row in rows]
+    return result
+
+
+MODES = {"torn": torn, "padded": padded, "agreed": agreed, "unwritten": unwritten}
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])

@@ -63,6 +63,27 @@ def test_a_save_that_failed_is_told_and_not_listed(torn: dict[str, Any]) -> None
     assert torn["saved_again"] == [2.0] * 3
 
 
+def test_a_checkpoint_that_cannot_be_written_stops_training_at_the_next_train_step(
+    run_toy: Run,
+) -> None:
+    """Behind the train steps or as the last one: told, the one before stays, and it goes on from there.
+
+    The kernel refuses the bytes, as on a full disk; Levanter would train on to the next save.
+    """
+    found = run_toy("unwritten", 1, PROGRAM)
+    behind, last, whole = found["behind"], found["last"], found["whole"]
+
+    assert (behind["done"], behind["committed"]) == ([1, 2, 3, 4, 5, 6, 7], ["step-2"])
+    assert behind["rows"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert (last["done"], last["committed"]) == ([4, 5, 6, 7, 8], ["step-2", "step-5"])
+    for attempt in (behind, last):
+        assert "a checkpoint could not be written to" in attempt["error"]
+        assert "goes on from the newest whole one" in attempt["error"]
+    assert whole["resumed_from"] == 6
+    assert (whole["done"], whole["committed"]) == ([7, 8], ["step-2", "step-5", "step-7"])
+    assert whole["rows"] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_checkpoints_by_time_do_not_follow_the_time_of_day(torn: dict[str, Any]) -> None:
     """Every 60 seconds of a clock that only goes forward: at 61 and 122, the newest stays."""
     assert torn["by_clock"] == ["step-4"]
@@ -123,5 +144,7 @@ def test_all_processes_go_on_from_the_same_checkpoint(tmp_path: Path) -> None:
     first, second = (json.loads(output.strip().splitlines()[-1]) for output, _ in outputs)
     assert first["found"] == second["found"] == "step-3"
     assert first["torn"] == second["torn"] == [6]
+    assert first["reads"] == second["reads"] == ["step-6", "step-6", "step-3", "step-3"]
+    assert len(first["messages"]) == len(second["messages"]) == 1  # step-3 was read the second time
     assert "is unreadable (by another process)" in first["messages"][0]
     assert "is unreadable (connection reset)" in second["messages"][0]

@@ -6,8 +6,9 @@ if it holds metadata.json, which is written last.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -41,6 +42,8 @@ __all__ = [
     "restored",
     "without_step",
 ]
+
+_SECONDS_TO_READ_AGAIN = 5.0
 
 
 def committed_checkpoints(path: str) -> list[CheckpointCandidate]:
@@ -80,10 +83,32 @@ def read_checkpoint(candidate: CheckpointCandidate, load: Callable[[str], Any]) 
     return load(folder)
 
 
+def _read_together(
+    candidate: CheckpointCandidate, load: Callable[[str], Any]
+) -> tuple[Any, str | None]:
+    """Returns what load gives, and why not all processes could read it, or None."""
+    for is_again in (False, True):
+        loaded, reason, is_missing = None, None, False
+        try:
+            loaded = read_checkpoint(candidate, load)
+        except Exception as error:  # noqa: BLE001  tensorstore, JSON and file errors all mean torn
+            reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+            is_missing = isinstance(error, FileNotFoundError)
+        if devices.everywhere(reason is None):
+            return loaded, None
+        if is_again or not devices.everywhere(not is_missing):
+            break
+        time.sleep(_SECONDS_TO_READ_AGAIN)
+    return None, reason or "by another process"
+
+
 def restore_newest(
     path: str, load: Callable[[str], Any], message: Callable[[str], None]
 ) -> tuple[Any, CheckpointCandidate | None, list[CheckpointCandidate]]:
     """Returns the newest state that every process can read, where it came from, and the unreadable ones.
+
+    One that is whole by its files and can't be read is read once more: a store that failed for a moment
+    is not to cost the training since the checkpoint before.
 
     Args:
         path: Folder of step-N folders.
@@ -100,14 +125,9 @@ def restore_newest(
     reasons: list[str] = []
     candidates = committed_checkpoints(path)
     for candidate in candidates:
-        loaded, reason = None, ""
-        try:
-            loaded = read_checkpoint(candidate, load)
-        except Exception as error:  # noqa: BLE001  tensorstore, JSON and file errors all mean torn
-            reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-        if devices.everywhere(not reason):
+        loaded, reason = _read_together(candidate, load)
+        if reason is None:
             return loaded, candidate, torn
-        reason = reason or "by another process"
         torn.append(candidate)
         reasons.append(f"step-{candidate.step} is unreadable ({reason})")
         message(f"checkpoint {candidate.path} is unreadable ({reason}); looking at an older one.")
@@ -122,7 +142,9 @@ def restore_newest(
 class NotingCheckpointer(Checkpointer):
     """Levanter's checkpointer that counts completed train steps and tells before each save.
 
-    Writing goes on behind the next train steps; by time and by train step, as the execution says.
+    Writing goes on behind the next train steps; by time and by train step, as the execution says. One
+    that fails is a CheckpointError at the next train step, not at the next save, which can be an hour
+    later.
     What an attempt that was killed left of a checkpoint is removed before that one is saved again.
     """
 
@@ -174,7 +196,14 @@ class NotingCheckpointer(Checkpointer):
         if wanted is not None:
             self.request_checkpoint(wanted)
         is_first = wanted is not None and completed == 1  # Levanter only saves step 0 when forced
-        self.on_step(tree=state.saveable_state, step=completed - 1, force=is_first)
+        with self._explained():
+            self._manager.check_for_errors()
+            self.on_step(tree=state.saveable_state, step=completed - 1, force=is_first)
+
+    def wait_until_finished(self) -> None:
+        """Waits for what is being written and removed."""
+        with self._explained():
+            super().wait_until_finished()
 
     def save_checkpoint(
         self, tree: Any, step: int, destination: str, *args: Any, **kwargs: Any
@@ -186,6 +215,18 @@ class NotingCheckpointer(Checkpointer):
             _remove(folder)
         devices.everywhere(True)  # until it is gone
         super().save_checkpoint(tree, step, destination, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0][:500] or type(error).__name__
+            raise CheckpointError(
+                f"a checkpoint could not be written to {self.base_path} ({reason}), so training stops "
+                "before more is lost. Free some space or mend what the reason names, and run it again: "
+                "it goes on from the newest whole one."
+            ) from error
 
 
 def _name(path: str) -> str:

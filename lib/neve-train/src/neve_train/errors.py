@@ -2,7 +2,7 @@
 
 NeveTrainError
   TrainInputError (ValueError)     the user's config, model, data or mesh is wrong
-  CheckpointError (RuntimeError)   checkpoints exist and none can be read
+  CheckpointError (RuntimeError)   checkpoints exist and none can be read, or one can't be written
   DivergedError (RuntimeError)     loss or gradient is no finite number
   PreemptedError (RuntimeError)    told to stop: saved, and to be run again
 """
@@ -27,7 +27,7 @@ class TrainInputError(NeveTrainError, ValueError):
 
 
 class CheckpointError(NeveTrainError, RuntimeError):
-    """Training was saved before, and no saved state can be read; nothing was overwritten."""
+    """No saved state of a training can be read, or its state can't be saved; nothing was overwritten."""
 
 
 class DivergedError(NeveTrainError, RuntimeError):

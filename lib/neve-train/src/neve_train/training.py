@@ -75,7 +75,7 @@ def train(
     Raises:
         TrainInputError: Config, model, caches and mesh don't fit together, or more assignments to
             experts were dropped than allowed.
-        CheckpointError: Saved before, and nothing saved can be read.
+        CheckpointError: Saved before, and nothing saved can be read; or a checkpoint could not be written.
         DivergedError: Loss, gradient or held-out loss became no finite number.
         PreemptedError: Stopped by a signal; what was done is saved.
     """
@@ -226,8 +226,13 @@ class _Run:
                 if completed < self.num_train_steps:
                     with self.clock.phase("data"):
                         batch = next(loader)
+        except BaseException as error:
+            try:
+                self.metrics.write()  # of what went wrong, too
+            except OSError as unwritten:
+                error.add_note(f"the last rows of metrics could not be written: {unwritten}")
+            raise
         finally:
-            self.metrics.write()  # of what went wrong, too
             loader.close()
 
     def _compiled(self, state: Any, batch: Any) -> Any:
