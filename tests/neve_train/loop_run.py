@@ -236,7 +236,7 @@ def microbatched(folder: Path) -> Any:
 
 def diverged(folder: Path) -> Any:
     """Trains with a learning rate that ends in no number; then asks for a tracker that isn't there."""
-    from neve_train.errors import DivergedError, TrainInputError
+    from neve_train.errors import DivergedError
     from neve_train.training import train
 
     from steps.train_sft import OptimizerConfig
@@ -264,11 +264,6 @@ def diverged(folder: Path) -> Any:
     except DivergedError as error:
         result["ruined"] = str(error)
     result["ruined_checkpoints"] = (ruined / "checkpoints").exists()
-    execution = dataclasses.replace(config.execution, trackers=("tensorboard",))
-    try:
-        train(dataclasses.replace(config, execution=execution), str(folder / "tracked"))
-    except TrainInputError as error:
-        result["tracker"] = str(error)
     return result
 
 

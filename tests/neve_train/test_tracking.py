@@ -1,6 +1,10 @@
 """Metrics rows over restarts, and a tracker that fails."""
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,9 @@ from typing import Any
 import pytest
 from neve_train.metrics import MetricsFile
 from neve_train.tracking import Tracking, start_tracking, tracking_mode
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("tracking_run.py")
 
 
 class FailingRun:
@@ -146,3 +153,31 @@ def test_offline_tracking_keeps_the_run_on_disk(
     assert messages == []
     (stored,) = tmp_path.rglob("run-offline.wandb")
     assert stored.stat().st_size > 0
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_tensorboard_and_trackio_keep_what_is_logged(
+    tmp_path: Path, s3_bucket: str, is_remote: bool
+) -> None:
+    """Case 071: an attempt that was killed after 4 and one from 2 on are one curve, also on S3.
+
+    trackio has the rows of both under their train steps; it can't take any back.
+    """
+    output_path = f"{s3_bucket}/out" if is_remote else str(tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), output_path, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+
+    again = [[3, 1.81], [4, 1.71], [5, 1.6], [6, 1.5]]
+    assert found["messages"] == []
+    assert found["tensorboard"] == [[1, 2.0], [2, 1.9], *again]
+    assert found["trackio"] == [[1, 2.0], [2, 1.9], [3, 1.8], [4, 1.7], *again]
+    assert "tracker tensorboard: needs the package tensorboardX" in found["refusal"]

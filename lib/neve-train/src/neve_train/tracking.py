@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, cast
 
 from neve import storage
@@ -64,7 +66,8 @@ class Tracking:
             except Exception as error:  # noqa: BLE001  a tracker's failure must not fail the run
                 errors.append(str(error))
 
-        thread = threading.Thread(target=end, daemon=True)
+        context = contextvars.copy_context()  # trackio's run is in it
+        thread = threading.Thread(target=context.run, args=(end,), daemon=True)
         thread.start()
         thread.join(timeout)
         if thread.is_alive():
@@ -173,22 +176,57 @@ def start_trackers(
                 )
             )
         else:
-            trackings.append(_start_levanters(kind, run_id, execution, output_path, message))
+            trackings.append(
+                _start_levanters(kind, run_id, execution, output_path, scratch, message)
+            )
     return Trackings(trackings)
 
 
 class _LevantersRun:
     """One of Levanter's trackers as Tracking wants it."""
 
-    def __init__(self, tracker: Any) -> None:
-        self._tracker = tracker
+    def __init__(self, start: Callable[[int], Any]) -> None:
+        self._start = start
+        self._tracker: Any = None
 
     def log(self, values: dict[str, Any]) -> None:
+        step = values["train_step"]
+        self._tracker = self._tracker or self._start(step)
         row = {name: value for name, value in values.items() if name != "train_step"}
-        self._tracker.log(row, step=values["train_step"])
+        self._tracker.log(row, step=step)
 
     def finish(self, exit_code: int) -> None:
-        self._tracker.finish()
+        if self._tracker is not None:
+            self._tracker.finish()
+
+
+class _TensorBoardRun(_LevantersRun):
+    """TensorBoard's files, begun with the first row: those of a killed attempt count up to there."""
+
+    def __init__(self, folder: str, scratch: str) -> None:
+        if find_spec("tensorboardX") is None:
+            raise ModuleNotFoundError(name="tensorboardX")
+        from levanter.tracker.tensorboard import TensorboardConfig
+
+        self._folder = folder
+        self._local = folder if storage.is_local(folder) else os.path.join(scratch, "tensorboard")
+        super().__init__(lambda step: TensorboardConfig(self._local, purge_step=step).init(None))
+
+    def finish(self, exit_code: int) -> None:
+        super().finish(exit_code)
+        if self._local != self._folder and os.path.isdir(self._local):
+            for name in os.listdir(self._local):
+                storage.upload_file(
+                    os.path.join(self._local, name), storage.join(self._folder, name)
+                )
+
+
+def _trackio_run(project: str, run_id: str) -> _LevantersRun:
+    from levanter.tracker.trackio import TrackioConfig
+
+    # Levanter's thread in the background has no run: trackio keeps it in the context of this one.
+    tracker = TrackioConfig(project=project, name=run_id, background=False).init(run_id)
+    return _LevantersRun(lambda step: tracker)
 
 
 def _start_levanters(
@@ -196,17 +234,14 @@ def _start_levanters(
     run_id: str,
     execution: ExecutionConfig,
     output_path: str,
+    scratch: str,
     message: Callable[[str], None],
 ) -> Tracking:
-    from levanter.tracker.tensorboard import TensorboardConfig
-    from levanter.tracker.trackio import TrackioConfig
-
-    configs = {
-        "tensorboard": TensorboardConfig(logdir=storage.join(output_path, "tensorboard")),
-        "trackio": TrackioConfig(project=execution.tracker_project, name=run_id),
-    }
     try:
-        return Tracking(_LevantersRun(configs[kind].init(run_id)), message)
+        if kind == "tensorboard":
+            folder = storage.join(output_path, "tensorboard", run_id)
+            return Tracking(_TensorBoardRun(folder, scratch), message)
+        return Tracking(_trackio_run(execution.tracker_project, run_id), message)
     except ModuleNotFoundError as error:
         raise TrainInputError(
             f"tracker {kind}: needs the package {error.name}, got none. Install it, or remove "
