@@ -48,8 +48,10 @@ CONTRAST = """
 """
 TOKENS_ARE = """
 new Promise((done) => {
+  const texts = [...document.querySelectorAll(".text")];
   const look = () =>
-    Boolean(document.querySelector(".token")) === %s ? done(true) : requestAnimationFrame(look);
+    texts.every((text) => Boolean(text.querySelector(".token")) === %s)
+      ? done(true) : requestAnimationFrame(look);
   look();
 })
 """
@@ -185,6 +187,22 @@ def test_token_ids_come_on_demand_and_go(browser: Browser, page) -> None:
     ids = [[int(word) for label, _ in row for word in label.split("+")] for row in found]
     assert ids == page[1]
     assert found[1][1] == [str(page[1][1][1]), f"token 1, id {page[1][1][1]}"]
+    browser.run("document.querySelector('#ids').click()")
+    browser.run(TOKENS_ARE % "false")
+    assert browser.run("document.querySelector('main').innerHTML") == before
+
+
+def test_presses_in_quick_succession_leave_what_the_button_says(browser: Browser, page) -> None:
+    """Ids are unpacked behind the press: a second press while they are leaves the page plain."""
+    browser.open(page[0])
+    before = browser.run("document.querySelector('main').innerHTML")
+
+    browser.run("document.querySelector('#ids').click(), document.querySelector('#ids').click()")
+    browser.run("new Promise((done) => setTimeout(() => done(true), 300))")
+    assert browser.run("document.querySelector('main').innerHTML") == before
+
+    browser.run("for (let i = 0; i < 3; i++) document.querySelector('#ids').click()")
+    browser.run(TOKENS_ARE % "true")
     browser.run("document.querySelector('#ids').click()")
     browser.run(TOKENS_ARE % "false")
     assert browser.run("document.querySelector('main').innerHTML") == before

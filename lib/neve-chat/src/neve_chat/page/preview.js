@@ -25,8 +25,7 @@ async function unpack(text) {
   });
 }
 
-async function split(text) {
-  const pieces = await unpack(text);
+function split(text, pieces) {
   const walker = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);
   const nodes = [];
   while (walker.nextNode()) nodes.push(walker.currentNode);
@@ -54,8 +53,10 @@ const isOn = () => button.getAttribute("aria-pressed") === "true";
 async function update(row) {
   const text = row.querySelector(".text");
   if (isOn() && row.open && !plain.has(text)) {
+    const pieces = await unpack(text);
+    if (!isOn() || plain.has(text)) return; // pressed again meanwhile
     plain.set(text, [...text.cloneNode(true).childNodes]);
-    await split(text);
+    split(text, pieces);
   } else if (!isOn() && plain.has(text)) {
     text.replaceChildren(...plain.get(text));
     plain.delete(text);
