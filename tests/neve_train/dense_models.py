@@ -27,7 +27,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "olmo2": {},
-    "olmo3": {"sliding_window": 64},
+    "olmo3": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "rope_theta": 500_000.0,
+        "sliding_window": 48,
+    },
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {

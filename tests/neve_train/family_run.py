@@ -36,8 +36,20 @@ REFUSED: list[dict[str, Any]] = [
         "max_window_layers": 0,
     },
     {"model_type": "mistral", "sliding_window": 64},
+    {"model_type": "qwen2", "head_dim": 32},
+    {"model_type": "qwen3", "attention_bias": True},
+    {"model_type": "qwen3_moe", "attention_bias": True},
+    {
+        "model_type": "olmo3",
+        "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+        },
+    },
+    {"model_type": "llama", "rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
 ]
-"""What Levanter's configs would drop without a word."""
+"""What Levanter's configs would drop without a word, or compute otherwise."""
 
 
 def round_trips(folder: Path) -> Any:
@@ -76,10 +88,21 @@ def round_trips(folder: Path) -> Any:
             "unmasked": difference(unmasked),
             "spread": float(alone.std()),
         }
-        if family in ("llama", "mistral", "qwen2", "qwen3"):
+        if family in ("llama", "mistral", "olmo3", "qwen2", "qwen3"):
             error = np.abs(alone - reference_dense.logits(path, apart)).max()
             results[family]["reference_error"] = float(error)
     results["refusals"] = [refusal(folder, values) for values in REFUSED]
+    by_kind = {**CONFIGS["olmo3"], "rope_theta": None, "rope_scaling": None}
+    full = {**CONFIGS["olmo3"]["rope_scaling"], "rope_theta": 500_000.0}
+    by_kind["rope_parameters"] = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+        "full_attention": full,
+    }
+    path = folder / "families" / "olmo3-by-kind"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "olmo3", **COMMON, **by_kind}))
+    flat = read_model_config(str(folder / "families" / "olmo3"))
+    results["rope_by_kind_is_equal"] = read_model_config(str(path)) == flat
     return results
 
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 in numpy, from their papers' formulas and a Hugging Face folder alone."""
+"""Llama, Mistral, Olmo 3, Qwen2 and Qwen3 in numpy, from their papers' formulas and a Hugging Face folder alone."""
 
 import json
 from pathlib import Path
@@ -25,11 +25,27 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
-def rotated(x: np.ndarray, theta: float) -> np.ndarray:
-    """Turns [row, position, head, size]: pair (i, i + size/2) by position * theta^(-2i/size)."""
-    size = x.shape[-1]
-    angles = np.outer(np.arange(x.shape[1]), theta ** (-np.arange(0, size, 2) / size))
-    cos, sin = (np.tile(f(angles), 2)[None, :, None] for f in (np.cos, np.sin))
+def frequencies(size: int, theta: float, scaling: dict | None = None) -> np.ndarray:
+    """theta^(-2i/size) per pair i; YaRN divides those that turn slowly by its factor, with a ramp between."""
+    plain = theta ** (-np.arange(0, size, 2) / size)
+    if not scaling:
+        return plain
+    length = scaling["original_max_position_embeddings"]
+
+    def pair_of(turns: float) -> float:  # that turns so often over the original length
+        return size * np.log(length / (turns * 2 * np.pi)) / (2 * np.log(theta))
+
+    first = max(np.floor(pair_of(scaling.get("beta_fast", 32))), 0)
+    last = min(np.ceil(pair_of(scaling.get("beta_slow", 1))), size - 1)
+    slow = np.clip((np.arange(size // 2) - first) / (last - first), 0, 1)
+    return plain / scaling["factor"] * slow + plain * (1 - slow)
+
+
+def rotated(x: np.ndarray, theta: float, scaling: dict | None = None) -> np.ndarray:
+    """Turns [row, position, head, size]: pair (i, i + size/2) by position * its frequency."""
+    angles = np.outer(np.arange(x.shape[1]), frequencies(x.shape[-1], theta, scaling))
+    length = 0.1 * np.log(scaling["factor"]) + 1 if scaling else 1.0
+    cos, sin = (length * np.tile(f(angles), 2)[None, :, None] for f in (np.cos, np.sin))
     first, second = np.split(x, 2, axis=-1)
     return x * cos + np.concatenate([-second, first], axis=-1) * sin
 
@@ -52,6 +68,7 @@ def logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     heads, eps = config["num_attention_heads"], config["rms_norm_eps"]
     size = config.get("head_dim") or config["hidden_size"] // heads
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    is_olmo = config["model_type"] == "olmo3"
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         return rms_norm(x, eps, weights[f"{name}.weight"])
@@ -59,20 +76,33 @@ def logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     def linear(x: np.ndarray, name: str) -> np.ndarray:
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
+    def attended(x: np.ndarray, number: int) -> np.ndarray:
+        block = f"model.layers.{number}.self_attn"
+        q, k, v = (linear(x, f"{block}.{name}_proj") for name in "qkv")
+        if is_olmo:  # over all heads at once
+            q, k = norm(q, f"{block}.q_norm"), norm(k, f"{block}.k_norm")
+        q, k, v = (part.reshape(*ids.shape, -1, size) for part in (q, k, v))
+        if not is_olmo and f"{block}.q_norm.weight" in weights:
+            q, k = norm(q, f"{block}.q_norm"), norm(k, f"{block}.k_norm")
+        has_window = is_olmo and config["layer_types"][number] == "sliding_attention"
+        scaling = None if has_window else config.get("rope_scaling")
+        window = config["sliding_window"] if has_window else None
+        q, k = rotated(q, theta, scaling), rotated(k, theta, scaling)
+        return linear(attention(q, k, v, window).reshape(*ids.shape, -1), f"{block}.o_proj")
+
+    def fed(x: np.ndarray, number: int) -> np.ndarray:
+        block = f"model.layers.{number}.mlp"
+        gate, up = (linear(x, f"{block}.{name}_proj") for name in ("gate", "up"))
+        return linear(silu(gate) * up, f"{block}.down_proj")
+
     hidden = weights["model.embed_tokens.weight"][ids]
     for number in range(config["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        x = norm(hidden, f"{layer}.input_layernorm")
-        q, k, v = (
-            linear(x, f"{layer}.self_attn.{name}_proj").reshape(*ids.shape, -1, size)
-            for name in "qkv"
-        )
-        if f"{layer}.self_attn.q_norm.weight" in weights:
-            q, k = norm(q, f"{layer}.self_attn.q_norm"), norm(k, f"{layer}.self_attn.k_norm")
-        mixed = attention(rotated(q, theta), rotated(k, theta), v).reshape(*ids.shape, -1)
-        hidden = hidden + linear(mixed, f"{layer}.self_attn.o_proj")
-        x = norm(hidden, f"{layer}.post_attention_layernorm")
-        gate, up = (linear(x, f"{layer}.mlp.{name}_proj") for name in ("gate", "up"))
-        hidden = hidden + linear(silu(gate) * up, f"{layer}.mlp.down_proj")
+        if is_olmo:  # normalizes what a block gives, not what it gets
+            hidden = hidden + norm(attended(hidden, number), f"{layer}.post_attention_layernorm")
+            hidden = hidden + norm(fed(hidden, number), f"{layer}.post_feedforward_layernorm")
+        else:
+            hidden = hidden + attended(norm(hidden, f"{layer}.input_layernorm"), number)
+            hidden = hidden + fed(norm(hidden, f"{layer}.post_attention_layernorm"), number)
     head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     return norm(hidden, "model.norm") @ weights[f"{head}.weight"].T

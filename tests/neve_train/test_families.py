@@ -31,6 +31,14 @@ def test_family_of_names_the_families_that_there_are(tmp_path: Path) -> None:
         family_of(folder)
 
 
+def test_family_of_says_what_is_wrong_with_levanters_other_models(tmp_path: Path) -> None:
+    """A Gemma 3 would train without a word, with another attention than its own."""
+    folder = folder_of(tmp_path / "model", model_type="gemma3_text")
+
+    with pytest.raises(TrainInputError, match=r"'gemma3_text', which Levanter has but computes an"):
+        family_of(folder)
+
+
 def test_family_of_asks_for_a_config(tmp_path: Path) -> None:
     """A folder without config.json is no model."""
     with pytest.raises(TrainInputError, match=r"must hold config\.json, got none"):
@@ -128,7 +136,7 @@ def test_each_family_keeps_conversations_of_a_row_apart(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "olmo3", "qwen2", "qwen3"])
 def test_a_folder_gives_the_logits_of_its_formulas(
     family: str, round_trips: dict[str, Any]
 ) -> None:
@@ -143,11 +151,24 @@ def test_a_config_that_levanter_would_compute_otherwise_is_refused(
     round_trips: dict[str, Any],
 ) -> None:
     """What Levanter's config would drop without a word is named, before any weight is read."""
-    lost = ["attention_bias=True", "head_dim=32", "sliding_window=64", "sliding_window=64"]
+    lost = [
+        "attention_bias=True", "head_dim=32", "sliding_window=64", "sliding_window=64",
+        "head_dim=32", *["attention_bias=True"] * 2, "rope_parameters=",
+    ]  # fmt: skip
 
-    assert len(round_trips["refusals"]) == len(lost)
-    for text, name in zip(round_trips["refusals"], lost, strict=True):
+    *refusals, invalid = round_trips["refusals"]
+    assert len(refusals) == len(lost)
+    for text, name in zip(refusals, lost, strict=True):
         assert f"doesn't carry out, got {name}" in text
+    assert "must be one that Levanter's LlamaConfig reads, got " in invalid
+
+
+@pytest.mark.full
+def test_olmo3s_rotary_parameters_by_kind_of_layer_are_the_flat_ones(
+    round_trips: dict[str, Any],
+) -> None:
+    """Newer transformers write them so: scaled under full attention, and unscaled with a window."""
+    assert round_trips["rope_by_kind_is_equal"]
 
 
 @pytest.fixture(scope="module")

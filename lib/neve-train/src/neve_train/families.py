@@ -43,6 +43,8 @@ class Family:
     """Whether its linear layers are haliax's, which low-rank adapters can be put on."""
     has_windows: bool = False
     """Whether sliding-window attention is carried out as config.json asks for it."""
+    refused: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of a config.json that Levanter's config takes, and its model computes otherwise."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -69,7 +71,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family(module="olmo", config="Olmo2Config"),
     "olmo3": Family(module="olmo3", config="Olmo3Config", has_windows=True),
     "qwen2": Family(module="qwen", config="QwenConfig"),
-    "qwen3": Family(module="qwen", config="Qwen3Config"),
+    "qwen3": Family(module="qwen", config="Qwen3Config", refused={"attention_bias": True}),
     "qwen3_moe": Family(
         module="qwen3_moe",
         config="Qwen3MoeConfig",
@@ -77,9 +79,20 @@ FAMILIES: dict[str, Family] = {
             ("data",): ("hidden_size",),
             ("model",): ("vocab_size", "num_attention_heads", "moe_intermediate_size"),
         },
+        refused={"attention_bias": True},
     ),
 }
 """Families by the model_type of their config.json; grug_moe is Snowball."""
+
+_LEFT_OUT = {
+    "apertus": "would train the constants of its activation",
+    "gemma": "can't read its rotary parameters",
+    "gemma2": "computes another attention than its windows ask for",
+    "gemma3": "computes another attention than its windows and rotary parameters ask for",
+    "gemma3_text": "computes another attention than its windows and rotary parameters ask for",
+    "mixtral": "writes its experts under names that nothing else reads",
+}
+"""What Levanter of this version does with other models that it has."""
 
 _WITHOUT_EFFECT = frozenset(
     (
@@ -141,6 +154,8 @@ def read_model_config(
         TrainInputError: No config.json, an unknown model_type, or one that asks for what Levanter's
             model of that family doesn't compute.
     """
+    from huggingface_hub.errors import StrictDataclassError  # heavy
+
     values = _read_config(folder)
     family = _family(folder, values)
     try:
@@ -155,6 +170,7 @@ def read_model_config(
         AssertionError,
         KeyError,
         AttributeError,
+        StrictDataclassError,
     ) as error:
         raise TrainInputError(
             f"model {folder}: config.json must be one that Levanter's {family.config} reads, got "
@@ -194,8 +210,9 @@ def _read_config(folder: str) -> dict[str, Any]:
 def _family(folder: str, values: Mapping[str, Any]) -> Family:
     kind = values.get("model_type")
     if kind not in FAMILIES:
+        why = f", which Levanter has but {_LEFT_OUT[kind]}" if kind in _LEFT_OUT else ""
         raise TrainInputError(
-            f"model {folder}: model_type must be one of {', '.join(sorted(FAMILIES))}, got {kind!r}. "
+            f"model {folder}: model_type must be one of {', '.join(sorted(FAMILIES))}, got {kind!r}{why}. "
             "Use a model of one of these families."
         )
     return FAMILIES[kind]
@@ -214,16 +231,21 @@ def _snowball_config(values: dict[str, Any], capacity_factor: float, uses_segmen
     )
 
 
-def _plain_config(folder: str, values: dict[str, Any], family: Family) -> Any:
+def _plain_config(folder: str, values: Mapping[str, Any], family: Family) -> Any:
     from transformers import AutoConfig
 
+    kind = getattr(importlib.import_module(f"levanter.models.{family.module}"), family.config)
+    ours = None
+    if family.config == "Olmo3Config":
+        from neve_train.olmo3 import NeveOlmo3Config, with_one_rope
+
+        ours, values = NeveOlmo3Config, with_one_rope(values)
     known = {name: value for name, value in values.items() if name != "model_type"}
     wanted = AutoConfig.for_model(values["model_type"], **known)
-    kind = getattr(importlib.import_module(f"levanter.models.{family.module}"), family.config)
     config = kind.from_hf_config(wanted)
     _check_faithful(folder, family, wanted, config.to_hf_config(wanted.vocab_size))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return _sized(type(config))(**fields, vocab_size=wanted.vocab_size)
+    return _sized(ours or type(config))(**fields, vocab_size=wanted.vocab_size)
 
 
 @functools.cache
@@ -240,6 +262,10 @@ def _check_faithful(folder: str, family: Family, wanted: Any, carried_out: Any) 
     ignored = {*PretrainedConfig().to_dict(), *_WITHOUT_EFFECT} - {"tie_word_embeddings"}
     asked, given = _shaping(wanted, ignored), _shaping(carried_out, ignored)
     lost = [name for name in asked if name in given and asked[name] != given[name]]
+    lost += [name for name, value in family.refused.items() if asked.get(name) == value]
+    if asked.get("head_dim") and "head_dim" not in given:
+        is_implied = asked["head_dim"] * asked["num_attention_heads"] == asked["hidden_size"]
+        lost += [] if is_implied else ["head_dim"]
     windows = "sliding_attention" in (asked.get("layer_types") or ())
     if not family.has_windows and (
         windows or (asked.get("sliding_window") and "layer_types" not in asked)
@@ -264,6 +290,8 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the rotary parameters without those that say what holds anyway."""
     default = 0.1 * math.log(values.get("factor") or 1.0) + 1.0  # of YaRN's attention
     implied = {"attention_factor": default, "mscale": 1.0}
+    if values.get("rope_type") == "yarn":
+        implied |= {"beta_fast": 32.0, "beta_slow": 1.0}
     return {
         name: value
         for name, value in values.items()
