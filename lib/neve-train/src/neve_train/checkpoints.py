@@ -144,8 +144,7 @@ class NotingCheckpointer(Checkpointer):
 
     Writing goes on behind the next train steps; by time and by train step, as the execution says. One
     that fails is a CheckpointError at the next train step, not at the next save, which can be an hour
-    later.
-    What an attempt that was killed left of a checkpoint is removed before that one is saved again.
+    later. What an attempt that was killed left of a checkpoint is removed before that one is saved again.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class NotingCheckpointer(Checkpointer):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever the store raises: told with what to do
             reason = str(error).strip().partition("\n")[0][:500] or type(error).__name__
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.base_path} ({reason}), so training stops "
