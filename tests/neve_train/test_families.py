@@ -32,7 +32,7 @@ def test_family_of_names_the_families_that_there_are(tmp_path: Path) -> None:
 
 
 def test_family_of_says_what_is_wrong_with_levanters_other_models(tmp_path: Path) -> None:
-    """A Gemma 3 would train without a word, with another attention than its own."""
+    """Levanter would train a Gemma 3 with another attention than its own, without a word."""
     folder = folder_of(tmp_path / "model", model_type="gemma3_text")
 
     with pytest.raises(TrainInputError, match=r"'gemma3_text', which Levanter has but computes an"):
